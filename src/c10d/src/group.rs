@@ -92,10 +92,15 @@ impl Group {
     /// `rank` is not below `size`, the other ranks do not join within `timeout`, the GPU cannot be used, or the program was built without
     /// CUDA.
     pub fn nccl(store: &Store, rank: usize, size: usize, timeout: Duration, gpu: usize) -> Result<Self> {
-        let doing = || format!("join the NCCL group of {size} ranks as rank {rank} with GPU {gpu}");
         if size == 1 && rank == 0 {
             return Ok(Self::alone());
         }
+        Self::connected(store, rank, size, timeout, gpu)
+    }
+
+    /// Joins an NCCL group, also one of a single rank.
+    fn connected(store: &Store, rank: usize, size: usize, timeout: Duration, gpu: usize) -> Result<Self> {
+        let doing = || format!("join the NCCL group of {size} ranks as rank {rank} with GPU {gpu}");
         let (rank_c, size_c) = numbers(doing, rank, size)?;
         let gpu_c = i32::try_from(gpu).map_err(|_| Error::argument(doing(), "the GPU does not exist"))?;
         let prefix = c_text(store.key_prefix(), doing)?;
@@ -406,4 +411,40 @@ fn copy(doing: impl FnOnce() -> String, out: &Tensor, input: &Tensor) -> Result<
         return Ok(());
     }
     torch(&doing(), || tch::no_grad(|| out.f_view(-1)?.f_copy_(&input.f_view(-1)?)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{collectives, cuda};
+    use tch::Kind;
+
+    #[test]
+    fn collectives_over_nccl_give_a_single_rank_its_own_numbers() -> Result<()> {
+        if !cuda::is_built() || !tch::Cuda::is_available() {
+            println!("skipped: no GPU");
+            return Ok(());
+        }
+        const TIMEOUT: Duration = Duration::from_secs(60);
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let store = Store::file(&folder.path().join("store"), 1, TIMEOUT)?.prefix("world");
+        cuda::set_device(0)?;
+        let group = Group::connected(&store, 0, 1, TIMEOUT, 0)?;
+        let numbers = |len| Tensor::arange(len, (Kind::Float, Device::Cuda(0)));
+        let zeros = || Tensor::zeros([64], (Kind::Float, Device::Cuda(0)));
+        let (x, gathered, second, scattered) = (numbers(64), zeros(), zeros(), zeros());
+        for reduce in [Reduce::Sum, Reduce::Avg, Reduce::Max] {
+            group.all_reduce_many(&[&x, &numbers(8)], reduce)?.wait()?;
+        }
+        group.all_gather_many(&[(&gathered, &x), (&second, &x)])?.wait()?;
+        group.reduce_scatter_into(&scattered, &x, Reduce::Sum)?.wait()?;
+        group.broadcast(&x, 0)?.wait()?;
+        group.barrier()?;
+        assert!([&gathered, &second, &scattered, &x].iter().all(|tensor| tensor.equal(&numbers(64))));
+        assert!(group.take_waited_s()? >= 0.0);
+        group.set_timeout(TIMEOUT)?;
+        let recorded = collectives::recent()?;
+        assert!(recorded.iter().any(|collective| collective.operation.contains("nccl")), "{recorded:?}");
+        Ok(())
+    }
 }

@@ -115,7 +115,8 @@ impl Grid {
     }
 
     /// Returns the grid on a device.
-    fn on(mut self, device: Device) -> Self {
+    #[must_use]
+    pub fn on(mut self, device: Device) -> Self {
         let there = |tensor: Tensor| tensor.to_device(device);
         self.added = self.added.map(there);
         self.rotary = self.rotary.map(there);
@@ -123,10 +124,7 @@ impl Grid {
         if let Some(segments) = &mut self.segments {
             segments.move_to(device);
         }
-        self.scan = self.scan.map(|Scan { text_tokens, mut order, rotary }| {
-            order.move_to(device);
-            Scan { text_tokens, order, rotary: there(rotary) }
-        });
+        self.scan = self.scan.map(|scan| scan.on(device));
         self
     }
 }
@@ -135,6 +133,13 @@ impl Scan {
     /// Computes the order and the rotary factors of a model's own shape.
     pub fn new(model: &Model) -> Self {
         Scan { text_tokens: model.text_tokens() as i64, order: ScanOrder::new(model), rotary: positions::rotary(model) }
+    }
+
+    /// Returns the order and the factors on a device.
+    #[must_use]
+    pub fn on(mut self, device: Device) -> Self {
+        self.order.move_to(device);
+        Scan { rotary: self.rotary.to_device(device), ..self }
     }
 }
 

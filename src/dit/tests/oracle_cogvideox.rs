@@ -14,7 +14,7 @@ use dit::network::Network;
 use recipe::Model;
 use serde_json::Value;
 use support::whole::{Whole, all_weights};
-use support::{Tensors, Twice, load, oracle, relative, write, write_twice};
+use support::{Tensors, Twice, device, load, oracle, relative, there, write, write_twice};
 use tch::{Kind, Tensor};
 
 /// Returns the model of a diffusers configuration, with the sizes of the recorded inputs.
@@ -51,6 +51,7 @@ fn follow(folder: &Utf8Path) -> usize {
             Some(offset) => network.at_offset(offset),
             None => network,
         };
+        let network = network.on(device());
         let mut units = Whole { model: &model, weights: &weights, grads: Tensors::new() };
         let inputs = Inputs {
             latent: case["in.latent"].set_requires_grad(true),
@@ -59,7 +60,7 @@ fn follow(folder: &Utf8Path) -> usize {
             conditions: Vec::new(),
         };
         let pass = network
-            .forward_backward(&mut units, &inputs, |out| (out * &case["in.grad_sample"]).sum(Kind::Float))
+            .forward_backward(&mut units, &inputs.map(there), |out| (out * there(&case["in.grad_sample"])).sum(Kind::Float))
             .expect("one rank has no peers");
         let error = relative(&pass.output, &case["out.sample"], 0.0);
         assert!(error < 1e-5, "{folder} {keep:?}: output differs by {error:e}");
@@ -171,6 +172,7 @@ fn the_output_depends_on_the_recorded_offset() {
             Some(offset) => network.at_offset(&Tensor::from_slice(&[offset])),
             None => network,
         };
+        let network = network.on(device());
         let mut units = Whole { model: &model, weights: &all, grads: Tensors::new() };
         let inputs = Inputs {
             latent: case["in.latent"].shallow_clone(),
@@ -178,7 +180,7 @@ fn the_output_depends_on_the_recorded_offset() {
             timestep: case["in.timestep"].shallow_clone(),
             conditions: Vec::new(),
         };
-        network.forward_backward(&mut units, &inputs, |out| out.sum(Kind::Float)).expect("one rank has no peers").output
+        network.forward_backward(&mut units, &inputs.map(there), |out| out.sum(Kind::Float)).expect("one rank has no peers").output
     };
     assert_eq!(output(None), output(Some(2.0)));
     assert!(relative(&output(Some(3.0)), &output(None), 0.0) > 1e-4);

@@ -17,7 +17,7 @@ use dit::network::{ForwardBackward, Network};
 use recipe::{Loss, LossWeighting, Model};
 use serde_json::Value;
 use support::whole::{Whole, all_weights};
-use support::{Tensors, load, metadata, oracle, relative};
+use support::{Tensors, device, load, metadata, oracle, relative, there};
 use tch::{Kind, Tensor};
 
 /// A recorded step.
@@ -82,6 +82,7 @@ impl Case {
             Some(offset) => network.at_offset(offset),
             None => network,
         };
+        let network = network.on(device());
         let mut units = Whole { model: &self.model, weights: &weights, grads: Tensors::new() };
         let inputs = Inputs {
             latent: input,
@@ -89,9 +90,9 @@ impl Case {
             timestep: self.tensor("in.timestep").shallow_clone(),
             conditions: Vec::new(),
         };
-        let mut losses = None;
+        let (mut losses, target) = (None, target.map(there));
         let ForwardBackward { output, .. } = network
-            .forward_backward(&mut units, &inputs, |out| {
+            .forward_backward(&mut units, &inputs.map(there), |out| {
                 let each = target.loss(out);
                 losses = Some(each.detach());
                 each.mean(Kind::Float)
@@ -250,6 +251,7 @@ fn forward_backward(case: &Case) {
         Some(offset) => network.at_offset(offset),
         None => network,
     };
+    let network = network.on(device());
     let mut units = Whole { model, weights: &weights, grads: Tensors::new() };
     let inputs = Inputs {
         latent: latent.detach().set_requires_grad(true),
@@ -257,11 +259,11 @@ fn forward_backward(case: &Case) {
         timestep: case.tensor("in.timestep").shallow_clone(),
         conditions: Vec::new(),
     };
-    let cotangent = case.tensor("in.grad_sample");
+    let cotangent = &there(case.tensor("in.grad_sample"));
     let count = cotangent.size()[1];
     let kept = |out: &Tensor| out.narrow(1, if single { 0 } else { out.size()[1] - count }, count);
     let pass = network
-        .forward_backward(&mut units, &inputs, |out| (kept(out) * cotangent).sum(Kind::Float))
+        .forward_backward(&mut units, &inputs.map(there), |out| (kept(out) * cotangent).sum(Kind::Float))
         .expect("one rank has no peers");
     let whole = case.tensor("out.sample").size()[1] == pass.output.size()[1];
     case.near("the output", &if whole { pass.output.shallow_clone() } else { kept(&pass.output) }, "out.sample", 1e-5);

@@ -15,7 +15,7 @@ use dit::sampler::{Guidance, Prediction, Sampler, Stepped};
 use recipe::{FsdpUnit, Model, TimestepSpacing};
 use serde_json::Value;
 use std::convert::Infallible;
-use support::{Tensors, load, metadata, oracle, read, relative};
+use support::{Tensors, device, load, metadata, oracle, read, relative, there};
 use tch::{Kind, TchError, Tensor};
 
 /// The tolerance for schedulers alone.
@@ -34,7 +34,7 @@ impl Units for Whole<'_> {
 
     fn gather(&mut self, unit: FsdpUnit, _: Option<FsdpUnit>) -> Result<UnitParams, TchError> {
         let tensor = |spec: &recipe::ParamSpec| {
-            self.weights[spec.diffusers.as_deref().expect("diffusers has every tensor")].shallow_clone()
+            there(&self.weights[spec.diffusers.as_deref().expect("diffusers has every tensor")])
         };
         Ok(UnitParams::new(unit_specs(self.model, unit).iter().map(tensor).collect()))
     }
@@ -126,7 +126,7 @@ fn follow(path: &Utf8Path) -> usize {
     let error = relative(&Tensor::from_slice(sampler.guidance_scales()), &case["out.guidance_scale"], 0.0);
     assert!(error < RUN, "{path}: guidance differs by {error:e}");
 
-    let network = Network::new(&model, ActivationCheckpointing::Full, 16);
+    let network = Network::new(&model, ActivationCheckpointing::Full, 16).on(device());
     let mut units = Whole { model: &model, weights: &weights };
     let halves = if sampler.is_guided() { 2 } else { 1 };
     let texts = match halves {
@@ -146,7 +146,7 @@ fn follow(path: &Utf8Path) -> usize {
             timestep: Tensor::full([size[0] * halves as i64], timestep, (Kind::Int64, tch::Device::Cpu)),
             conditions: Vec::new(),
         };
-        let output = network.forward(&mut units, &inputs)?;
+        let output = network.forward(&mut units, &inputs.map(there))?.to_device(tch::Device::Cpu);
         assert!(!output.requires_grad(), "sampling builds no graph");
         let error = relative(&output, &case["out.model_output"].get(step), 0.0);
         assert!(error < RUN, "{path}: the network's output at step {step} differs by {error:e}");

@@ -22,7 +22,7 @@ use kernels::ttt::{Inputs, Settings, scan};
 use recipe::{FsdpUnit, Layer, Loss, LrAlignment, Model, Positions};
 use std::collections::HashMap;
 use std::convert::Infallible;
-use support::{Tensors, Twice, load, metadata, oracle, relative, write_twice};
+use support::{Tensors, Twice, device, load, metadata, oracle, relative, there, write_twice};
 use tch::{Kind, TchError, Tensor};
 
 /// Compares the inner loop with a recorded one; returns the number of gradients.
@@ -48,7 +48,7 @@ fn operator(path: &Utf8Path) -> usize {
     let mut leaves = vec![q, k, target, rates.reshape([samples * heads, batches * b])];
     let names = ["ttt_norm_weight", "ttt_norm_bias", "W1", "b1", "W2", "b2"];
     leaves.extend(names.iter().filter_map(|name| Some(case.get(*name)?.shallow_clone())));
-    let x: Vec<Tensor> = leaves.iter().map(|t| t.detach().set_requires_grad(true)).collect();
+    let x: Vec<Tensor> = leaves.iter().map(|t| there(t).detach().set_requires_grad(true)).collect();
     let inputs = Inputs {
         q: &x[0],
         k: &x[1],
@@ -65,7 +65,7 @@ fn operator(path: &Utf8Path) -> usize {
         let out = scan(Settings { mini_batch: b, scan_group, eps: 1e-6, on_gpu: OnGpu::Operators }, &inputs, None);
         let error = relative(&out, &recorded(&format!("out.{form}")), 0.0);
         assert!(error < 1e-5, "{path}: output differs by {error:e}");
-        let scalar = (out * recorded("dy")).sum(Kind::Float);
+        let scalar = (out * there(&recorded("dy"))).sum(Kind::Float);
         let grads = Tensor::run_backward(&[scalar], &x, false, false);
         let back = |t: &Tensor| t.reshape(&size);
         let recorded_eta = case[&format!("grad.eta.{form}")].sum_dim_intlist(3i64, false, Kind::Double);
@@ -151,8 +151,8 @@ fn unit(model: &Model, unit: FsdpUnit, named: impl Fn(&str) -> Option<Tensor>) -
         let name = spec.ttt_video().expect("upstream has every tensor");
         let shape: Vec<i64> = spec.shape.iter().map(|&d| d as i64).collect();
         named(&name).map_or_else(
-            || Tensor::zeros(&shape, (Kind::Float, tch::Device::Cpu)),
-            |t| t.detach().view(shape.as_slice()).set_requires_grad(true),
+            || Tensor::zeros(&shape, (Kind::Float, device())),
+            |t| there(&t).detach().view(shape.as_slice()).set_requires_grad(true),
         )
     };
     UnitParams::new(unit_specs(model, unit).iter().map(tensor).collect())
@@ -168,9 +168,9 @@ fn layer(path: &Utf8Path) -> usize {
         let inner = "layers.0.seq_modeling_block.ssm.ttt.";
         let named = |name: &str| case.get(&format!("param.{}", name.strip_prefix(inner)?)).map(Tensor::shallow_clone);
         let params = unit(&model, FsdpUnit::Block(0), named);
-        let x = case["x"].detach().set_requires_grad(true);
+        let x = there(&case["x"]).detach().set_requires_grad(true);
         let out =
-            ttt.layer(&Scan::new(&model), &params, &x, &Mixers::default(), &Alone).expect("one rank has no peers");
+            ttt.layer(&Scan::new(&model).on(device()), &params, &x, &Mixers::default(), &Alone).expect("one rank has no peers");
         let error = relative(&out, &case[&format!("{prefix}.out")], 0.0);
         assert!(error < 1e-5, "{path} {prefix}: output differs by {error:e}");
         let mut wanted = vec![("x".to_owned(), x.shallow_clone())];
@@ -181,7 +181,7 @@ fn layer(path: &Utf8Path) -> usize {
             }
         }
         assert!(wanted.len() > 15, "{path}: only {} gradients", wanted.len());
-        let scalar = (out * &case["dy"]).sum(Kind::Float);
+        let scalar = (out * there(&case["dy"])).sum(Kind::Float);
         let leaves: Vec<&Tensor> = wanted.iter().map(|(_, t)| t).collect();
         let mut worst: f64 = 0.0;
         for ((name, _), got) in wanted.iter().zip(Tensor::run_backward(&[scalar], &leaves, false, false)) {
@@ -212,11 +212,11 @@ fn sequence_block(path: &Utf8Path) -> usize {
     let mut compared = 0;
     for (prefix, alignment) in semantics(path, &case, "out_vid") {
         let model = model(path, alignment);
-        let (block, grid, mixers) = (Block::new(&model, 4), Grid::new(&model), Mixers::default());
+        let (block, grid, mixers) = (Block::new(&model, 4), Grid::new(&model).on(device()), Mixers::default());
         let inner = "layers.0.seq_modeling_block.";
         let named = |name: &str| case.get(&format!("param.{}", name.strip_prefix(inner)?)).map(Tensor::shallow_clone);
         let params = unit(&model, FsdpUnit::Block(0), named);
-        let x = Tensor::cat(&[&case["text"], &case["vid"]], 1);
+        let x = there(&Tensor::cat(&[&case["text"], &case["vid"]], 1));
         if let Some(want) = case.get("attn_out_text_then_vid") {
             let attended = block.attention(&grid, &params, &x, &mixers, &Alone).expect("one rank has no peers");
             let error = relative(&attended, want, 0.0);
@@ -258,7 +258,7 @@ impl Units for Whole<'_> {
     fn reduce(&mut self, which: FsdpUnit, grads: Vec<SlotGrad>) -> Result<(), TchError> {
         let specs = unit_specs(self.model, which);
         for (slot, grad) in grads {
-            self.grads.insert(specs[slot].ttt_video().expect("a name"), grad);
+            self.grads.insert(specs[slot].ttt_video().expect("a name"), grad.to_device(tch::Device::Cpu));
         }
         Ok(())
     }
@@ -271,7 +271,7 @@ fn network(path: &Utf8Path) -> usize {
     for (prefix, alignment) in semantics(path, &case, "dit_out") {
         for keep in [ActivationCheckpointing::Selective(Kept::ALL), ActivationCheckpointing::Full] {
             let model = model(path, alignment);
-            let network = Network::new(&model, keep, 4);
+            let network = Network::new(&model, keep, 4).on(device());
             let mut whole = Whole { model: &model, case: &case, grads: HashMap::new() };
             let text = case["text_emb"].flatten(1, 2);
             let pass = |whole: &mut Whole<'_>, latent: Tensor, objective: &dyn Fn(&Tensor) -> Tensor| {
@@ -281,7 +281,7 @@ fn network(path: &Utf8Path) -> usize {
                     timestep: case["idx"].shallow_clone(),
                     conditions: Vec::new(),
                 };
-                network.forward_backward(whole, &inputs, objective).expect("one rank has no peers")
+                network.forward_backward(whole, &inputs.map(there), objective).expect("one rank has no peers")
             };
             let plain = pass(&mut whole, case["vid_latent"].shallow_clone(), &|out| out.sum(Kind::Float));
             let error = relative(&plain.output, &case[&format!("{prefix}.dit_out")], 0.0);
@@ -291,7 +291,7 @@ fn network(path: &Utf8Path) -> usize {
             let (schedule, clean, timestep) = (NoiseSchedule::default(), &case["vid_latent"], &case["idx"]);
             let noised = schedule.noise(clean, &case["noise"], timestep);
             let latent = noised.latent.shallow_clone();
-            let target = schedule.target(noised, clean, timestep, &Loss::default());
+            let target = schedule.target(noised, clean, timestep, &Loss::default()).map(there);
             let losses = std::cell::RefCell::new(Tensor::new());
             pass(&mut whole, latent, &|out| {
                 let per_sample = target.loss(out);

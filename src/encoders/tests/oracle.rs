@@ -4,11 +4,14 @@
 //! `t5/*/encode.safetensors` beside a `text_encoder/`, and every `i2v_training/*.safetensors` with moments. Cases and sizes come from
 //! the files.
 
+#[path = "../../../tests/oracle/device.rs"]
+mod device;
 #[path = "../../../tests/oracle/mod.rs"]
 mod oracle;
 mod support;
 
 use camino::{Utf8Path, Utf8PathBuf};
+use device::{device, there};
 use encoders::{T5Encoder, TileSize, Vae};
 use serde_json::Value;
 use support::{Tensors, apart, header, load};
@@ -22,6 +25,7 @@ const FP32: f64 = 1e-5;
 const BF16: f64 = 0.05;
 
 fn holds(where_: &str, got: &Tensor, want: &Tensor) {
+    let got = &got.to_device(Device::Cpu);
     let (error, limit) = match got.kind() {
         Kind::BFloat16 => (((got.to_kind(Kind::Float) - want).norm() / want.norm()).double_value(&[]), BF16),
         _ => (apart(got, want), FP32),
@@ -47,7 +51,7 @@ fn tiling(vae: &Vae, case: &Value) -> Option<TileSize> {
 fn follow_vae(folder: &Utf8Path, kind: Kind) {
     let path = folder.join("encode_decode.safetensors");
     let recorded = load(&path);
-    let mut vae = Vae::open(&folder.join("vae"), kind, Device::Cpu).unwrap_or_else(|f| panic!("{f}"));
+    let mut vae = Vae::open(&folder.join("vae"), kind, device()).unwrap_or_else(|f| panic!("{f}"));
     let cases = header(&path, "cases");
     let cases = cases.as_array().filter(|cases| !cases.is_empty()).unwrap_or_else(|| panic!("{path} has no cases"));
     for case in cases {
@@ -57,14 +61,14 @@ fn follow_vae(folder: &Utf8Path, kind: Kind) {
         let place = |part: &str| format!("{folder} {name} {part}");
         match case["kind"].as_str() {
             Some("encode") => {
-                let moments = vae.encode(tensor("in.video")).unwrap_or_else(|f| panic!("{name}: {f}"));
+                let moments = vae.encode(&there(tensor("in.video"))).unwrap_or_else(|f| panic!("{name}: {f}"));
                 holds(&place("mean"), &moments.mean, tensor("out.mean"));
                 holds(&place("logvar"), &moments.logvar, tensor("out.logvar"));
                 let frames = tensor("in.video").size()[2] as usize;
                 assert_eq!(vae.config().latent_frames(frames) as i64, tensor("out.mean").size()[2]);
             }
             Some("decode") => {
-                let video = vae.decode(tensor("in.latent")).unwrap_or_else(|f| panic!("{name}: {f}"));
+                let video = vae.decode(&there(tensor("in.latent"))).unwrap_or_else(|f| panic!("{name}: {f}"));
                 holds(&place("video"), &video, tensor("out.video"));
                 let frames = tensor("in.latent").size()[2] as usize;
                 assert_eq!(vae.config().frames(frames) as i64, tensor("out.video").size()[2]);
@@ -76,10 +80,10 @@ fn follow_vae(folder: &Utf8Path, kind: Kind) {
 
 fn follow_t5(folder: &Utf8Path, kind: Kind) {
     let recorded: Tensors = load(&folder.join("encode.safetensors"));
-    let t5 = T5Encoder::open(&folder.join("text_encoder"), kind, Device::Cpu).unwrap_or_else(|f| panic!("{f}"));
+    let t5 = T5Encoder::open(&folder.join("text_encoder"), kind, device()).unwrap_or_else(|f| panic!("{f}"));
     let mut compared = 0;
     for (name, ids) in recorded.iter().filter_map(|(k, v)| Some((k.strip_suffix(".in.input_ids")?, v))) {
-        let states = t5.encode(ids).unwrap_or_else(|f| panic!("{name}: {f}"));
+        let states = t5.encode(&there(ids)).unwrap_or_else(|f| panic!("{name}: {f}"));
         holds(&format!("{folder} {name}"), &states, &recorded[&format!("{name}.out.hidden_states")]);
         compared += 1;
     }
@@ -116,13 +120,13 @@ fn follow_step(path: &Utf8Path) {
         println!("not compared: the oracle lacks the VAE of {path}");
         return;
     };
-    let vae = Vae::open(&folder, Kind::Float, Device::Cpu).unwrap_or_else(|f| panic!("{f}"));
+    let vae = Vae::open(&folder, Kind::Float, device()).unwrap_or_else(|f| panic!("{f}"));
     for (name, moments) in recorded {
         let Some(video) = encoded(name, &step) else {
             println!("not compared: {path} has no pixels of {name}");
             continue;
         };
-        let got = vae.encode(&video).unwrap_or_else(|f| panic!("{path} {name}: {f}"));
+        let got = vae.encode(&there(&video)).unwrap_or_else(|f| panic!("{path} {name}: {f}"));
         // [B, 2C, T, h, w], not clamped.
         let halves = moments.chunk(2, 1);
         holds(&format!("{path} {name} mean"), &got.mean, &halves[0]);

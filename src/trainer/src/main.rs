@@ -21,6 +21,9 @@ mod noising;
 mod offload;
 mod optim;
 #[cfg(test)]
+#[path = "../../../tests/oracle/device.rs"]
+mod oracle_device;
+#[cfg(test)]
 #[path = "../../../tests/oracle/mod.rs"]
 mod oracle;
 mod out_of_memory;

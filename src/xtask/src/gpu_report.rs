@@ -122,12 +122,13 @@ fn steps(gpus: usize) -> Vec<Step> {
     };
     let one_layer = |shows, name: &'static str, stage: &Stage| {
         let sets = format!(
-            "--set data.index={FOLDER}/latents/{}/index.jsonl --set model.num_layers=1 --set train.global_batch=1 --set train.steps=4 \
-             --set optimizer.warmup_steps=0 --set log.interval=1 --set train.device=cuda --set train.ttt_scan=kernel",
+            "--set data.index={FOLDER}/latents/{}/index.jsonl --set model.num_layers=1 --set mesh.dp_replicate=1 --set mesh.dp_shard=1 \
+             --set train.global_batch=1 --set train.steps=4 --set train.text_dropout=0 --set optimizer.warmup_steps=0 --set log.interval=1 \
+             --set train.device=cuda --set train.ttt_scan=kernel --set train.fused=kernel",
             stage.name
         );
         let line = format!(
-            "target/release/vidtui --runs {FOLDER}/runs launch configs/ttt-mlp/{}.toml --name {name} --fit 1 --local 1 --wait {sets}",
+            "target/release/vidtui --runs {FOLDER}/runs launch configs/ttt-mlp/{}.toml --name {name} --local 1 --wait {sets}",
             stage.name
         );
         Step { run: Some(name), ..step(shows, &line) }

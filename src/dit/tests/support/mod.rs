@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "every test program compiles this module, but not every one uses all of it")]
 
+#[path = "../../../../tests/oracle/device.rs"]
+pub mod device;
 #[path = "../../../../tests/oracle/mod.rs"]
 pub mod oracle;
 #[path = "../../../../tests/oracle/tensor_file.rs"]
@@ -11,8 +13,9 @@ pub mod whole;
 use camino::Utf8Path;
 use safetensors::{Dtype, SafeTensors};
 use std::collections::HashMap;
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
+pub use device::{device, there};
 pub use tensor_file::write;
 
 /// Tensors by name.
@@ -81,6 +84,6 @@ pub fn write_twice(from: &Utf8Path, to: &Utf8Path, what: impl Fn(&str) -> Twice)
 
 /// Returns `‖got - want‖ / max(‖want‖, floor)`.
 pub fn relative(got: &Tensor, want: &Tensor, floor: f64) -> f64 {
-    let (got, want) = (got.to_kind(Kind::Double), want.to_kind(Kind::Double));
+    let [got, want] = [got, want].map(|tensor| tensor.to_device(Device::Cpu).to_kind(Kind::Double));
     ((got - &want).norm() / want.norm().clamp_min(floor)).double_value(&[])
 }

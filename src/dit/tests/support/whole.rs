@@ -1,11 +1,11 @@
 //! The unsharded parameters of a network on one rank, by their diffusers names.
 
-use super::{Tensors, oracle, read};
+use super::{Tensors, oracle, read, there};
 use camino::Utf8Path;
 use dit::network::Units;
 use dit::params::{SlotGrad, UnitParams, unit_specs};
 use recipe::{FsdpUnit, Model, ParamRole, ParamSpec};
-use tch::TchError;
+use tch::{Device, TchError};
 
 /// Reads all weights of a transformer.
 pub fn all_weights(transformer: &Utf8Path) -> Tensors {
@@ -33,7 +33,7 @@ impl Units for Whole<'_> {
     fn gather(&mut self, unit: FsdpUnit, _: Option<FsdpUnit>) -> Result<UnitParams, TchError> {
         let tensors = unit_specs(self.model, unit)
             .iter()
-            .map(|spec| self.weights[diffusers(spec)].detach().set_requires_grad(spec.role == ParamRole::Trained))
+            .map(|spec| there(&self.weights[diffusers(spec)]).detach().set_requires_grad(spec.role == ParamRole::Trained))
             .collect();
         Ok(UnitParams::new(tensors))
     }
@@ -41,7 +41,7 @@ impl Units for Whole<'_> {
     fn reduce(&mut self, unit: FsdpUnit, grads: Vec<SlotGrad>) -> Result<(), TchError> {
         let specs = unit_specs(self.model, unit);
         for (slot, grad) in grads {
-            let twice = self.grads.insert(diffusers(&specs[slot]).to_owned(), grad);
+            let twice = self.grads.insert(diffusers(&specs[slot]).to_owned(), grad.to_device(Device::Cpu));
             assert!(twice.is_none(), "{} got two gradients", specs[slot].name);
         }
         Ok(())

@@ -6,6 +6,7 @@
 use crate::init;
 use crate::optim::OptimizerState;
 use crate::oracle;
+use crate::oracle_device;
 use crate::parallelize::{flat_part, layouts, network, unit_tables};
 use crate::requests::SaveStopRequests;
 use crate::step::{Outcome, Step};
@@ -13,7 +14,7 @@ use crate::tensor_file::write;
 use crate::tests::support::plan;
 use c10d::Store;
 use camino::{Utf8Path, Utf8PathBuf};
-use dit::diffusion::NoiseSchedule;
+use dit::diffusion::{NoiseSchedule, Target};
 use dit::family::Inputs;
 use dit::objective::VPrediction;
 use recipe::{
@@ -244,7 +245,8 @@ impl Trace {
 fn rank(trace: &Trace, recipe: &Recipe, groups: MeshGroups) -> (Vec<Outcome>, Option<f64>) {
     let tables = unit_tables(recipe);
     let mut fsdp = Fsdp::new(layouts(recipe, &tables), groups, Kind::Float);
-    let network = network(recipe);
+    let device = fsdp.groups().device;
+    let network = network(recipe).on(device);
     init::randomize(&fsdp, &tables, network.family(), 1).unwrap();
     let pieces = |fsdp: &Fsdp, prefix: &str| {
         let mut pieces = Vec::new();
@@ -286,7 +288,8 @@ fn rank(trace: &Trace, recipe: &Recipe, groups: MeshGroups) -> (Vec<Outcome>, Op
                     timestep: part(&timestep),
                     conditions: Vec::new(),
                 };
-                Ok((inputs, noised.into()))
+                let there = |tensor: &Tensor| tensor.to_device(device);
+                Ok((inputs.map(there), Target::from(noised).map(there)))
             },
         );
         outcomes.push(outcome.unwrap());
@@ -296,7 +299,7 @@ fn rank(trace: &Trace, recipe: &Recipe, groups: MeshGroups) -> (Vec<Outcome>, Op
     }
     let (mut off, mut norm) = (0.0, 0.0);
     for (values, recorded) in pieces(&fsdp, "final") {
-        off += (values - &recorded).square().sum(Kind::Double).double_value(&[]);
+        off += (values.to_device(Device::Cpu) - &recorded).square().sum(Kind::Double).double_value(&[]);
         norm += recorded.square().sum(Kind::Double).double_value(&[]);
     }
     (outcomes, Some((off / norm).sqrt()))
@@ -402,7 +405,7 @@ fn a_rank_of_a_mesh() {
     let runs: Vec<TraceRun> = serde_json::from_slice(&std::fs::read(folder.join("runs.json")).unwrap()).unwrap();
     for (number, what) in runs.iter().enumerate() {
         if what.mesh == ALONE {
-            run(what, MeshGroups::alone());
+            run(what, MeshGroups::alone_on(oracle_device::device()));
             continue;
         }
         let store = folder.join(format!("store-{number}"));
