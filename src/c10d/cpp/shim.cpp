@@ -421,16 +421,32 @@ char* vidtui_adamw(const at::Tensor* param, const at::Tensor* grad, const at::Te
   });
 }
 
-// One AdamW step on any other device with libtorch's fused kernel. Does not synchronize.
-char* vidtui_adamw_fused(const at::Tensor* param, const at::Tensor* grad, const at::Tensor* exp_avg,
-                         const at::Tensor* exp_avg_sq, double grad_scale, double lr, double beta1, double beta2,
+// Copies each tensor to another one of its shape on the same device, in few launches on a GPU.
+char* vidtui_copy_each(const at::Tensor* const* to, const at::Tensor* const* from, size_t count) {
+  return guarded([&] {
+    at::NoGradGuard no_grad;
+    const auto list = [&](const at::Tensor* const* all) {
+      std::vector<at::Tensor> tensors;
+      for (size_t i = 0; i < count; ++i) tensors.push_back(*all[i]);
+      return tensors;
+    };
+    at::_foreach_copy_(list(to), list(from));
+  });
+}
+
+// One AdamW step of many tensors on any other device, with libtorch's fused kernel in few launches. `tensors` has a parameter, gradient,
+// exp_avg and exp_avg_sq for each. Does not synchronize.
+char* vidtui_adamw_fused(const at::Tensor* const* tensors, size_t count, double grad_scale, double lr, double beta1, double beta2,
                          double weight_decay, double eps, double step) {
   return guarded([&] {
     at::NoGradGuard no_grad;
-    const auto number = [&](double value) { return at::full({}, value, param->options()); };
-    // The kernel divides the gradient by the scale.
-    at::_fused_adamw_({*param}, {*grad}, {*exp_avg}, {*exp_avg_sq}, {}, {number(step)}, lr, beta1, beta2, weight_decay,
-                      eps, false, false, number(1 / grad_scale), {});
+    std::vector<at::Tensor> lists[4];
+    for (size_t i = 0; i < 4 * count; ++i) lists[i % 4].push_back(*tensors[i]);
+    const auto number = [&](double value) { return at::full({}, value, tensors[0]->options()); };
+    // The kernel divides the gradient by the scale. It only reads the steps.
+    const std::vector<at::Tensor> steps(count, number(step));
+    at::_fused_adamw_(lists[0], lists[1], lists[2], lists[3], {}, steps, lr, beta1, beta2, weight_decay, eps, false, false,
+                      number(1 / grad_scale), {});
   });
 }
 

@@ -146,11 +146,10 @@ unsafe extern "C" {
         eps: f64,
         step: f64,
     ) -> Status;
+    pub fn vidtui_copy_each(to: *const *const C_tensor, from: *const *const C_tensor, count: usize) -> Status;
     pub fn vidtui_adamw_fused(
-        param: *const C_tensor,
-        grad: *const C_tensor,
-        exp_avg: *const C_tensor,
-        exp_avg_sq: *const C_tensor,
+        tensors: *const *const C_tensor,
+        count: usize,
         grad_scale: f64,
         lr: f64,
         beta1: f64,

@@ -1,5 +1,6 @@
 //! Vector-Jacobian products through libtorch's autograd.
 
+use kernels::gradients::gradients;
 use tch::{TchError, Tensor};
 
 /// Returns the gradient of `Σ ⟨output, cotangent⟩` with respect to each input; zeros for an input that no output depends on.
@@ -13,24 +14,14 @@ pub(crate) fn vjp(outputs: &[(&Tensor, &Tensor)], inputs: &[&Tensor]) -> Result<
 
 /// Returns the gradients of [`vjp`], and `None` for an input that no output depends on.
 ///
-/// tch's binding has no `grad_outputs`. The inner product has the same gradients, bit for bit, because its derivative
-/// multiplies the cotangent by exactly one.
-///
 /// # Errors
 /// A collective in the graph failed because a peer exited.
 pub(crate) fn vjp_of_used(outputs: &[(&Tensor, &Tensor)], inputs: &[&Tensor]) -> Result<Vec<Option<Tensor>>, TchError> {
-    let total = outputs
-        .iter()
-        .filter(|(output, _)| output.requires_grad())
-        .map(|(output, cotangent)| (*output * *cotangent).sum(output.kind()))
-        .reduce(|sum, term| sum + term);
-    match total {
-        Some(total) if !inputs.is_empty() => {
-            let grads = Tensor::f_run_backward(&[total], inputs, false, false)?;
-            Ok(grads.into_iter().map(|grad| grad.defined().then_some(grad)).collect())
-        }
-        _ => Ok(inputs.iter().map(|_| None).collect()),
+    let with_graph: Vec<_> = outputs.iter().copied().filter(|(output, _)| output.requires_grad()).collect();
+    if with_graph.is_empty() || inputs.is_empty() {
+        return Ok(inputs.iter().map(|_| None).collect());
     }
+    gradients(&with_graph, inputs)
 }
 
 /// Returns a leaf tensor with the same values.

@@ -2,6 +2,7 @@
 
 #include "attention.cpp"
 #include "fused.cpp"
+#include "gradients.cpp"
 #include "linear.cpp"
 #include "order.cpp"
 #include "scan.cpp"

@@ -160,6 +160,23 @@ struct Rotate : torch::autograd::Function<Rotate> {
   }
 };
 
+// A LayerNorm over the numbers of each head, then a rotation if there are factors, on the CUDA kernels.
+struct HeadNorm : torch::autograd::Function<HeadNorm> {
+  static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& gain, const Tensor& bias, const Maybe& factors, double eps) {
+    const Tensor by = factors.value_or(Tensor());
+    ctx->save_for_backward({x, gain, bias, by});
+    ctx->saved_data["eps"] = eps;
+    return fused_cuda::head_norm(x, gain, bias, by, eps);
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grad_outputs) {
+    const double eps = ctx->saved_data["eps"].toDouble();
+    variable_list grads = fused_cuda::head_norm_backward(ctx->get_saved_variables(), grad_outputs[0], eps, wanted_of(ctx, 0, 3));
+    grads.resize(5);
+    return grads;
+  }
+};
+
 }  // namespace
 
 extern "C" {
@@ -185,6 +202,21 @@ char* vidtui_gated_add(const Tensor* x, const Tensor* update, const Tensor* cons
   return guarded([&] {
     const bool on_kernel = prefers_kernel && x->scalar_type() == update->scalar_type() && fused_cuda::can_run(*x, {*gates[0], *gates[1]});
     *out = new Tensor(GatedAdd::apply(*x, *update, *gates[0], *gates[1], split, on_kernel));
+  });
+}
+
+// `factors` is null for heads that are not rotated.
+char* vidtui_head_norm(const Tensor* x, const Tensor* gain, const Tensor* bias, const Tensor* factors, double eps, bool prefers_kernel,
+                       Tensor** out) {
+  return guarded([&] {
+    const Maybe by = given(factors);
+    if (prefers_kernel && fused_cuda::can_norm_heads(*x, *gain, *bias, by.value_or(Tensor()))) {
+      *out = new Tensor(HeadNorm::apply(*x, *gain, *bias, by, eps));
+      return;
+    }
+    const Tensor normed = at::layer_norm(*x, {x->size(-1)}, *gain, *bias, eps);
+    const bool on_kernel = by && prefers_kernel && fused_cuda::can_rotate(normed, *by);
+    *out = new Tensor(by ? Rotate::apply(normed, *by, on_kernel) : normed);
   });
 }
 

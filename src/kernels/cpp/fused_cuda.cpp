@@ -143,6 +143,49 @@ std::vector<Tensor> gated_add_backward(const Tensor& update, const std::vector<T
   return grads;
 }
 
+bool can_norm_heads(const Tensor& x, const Tensor& gain, const Tensor& bias, const Tensor& factors) {
+  if (!has_type(x) || x.dim() != 4 || !fits(x.size(0) * x.size(1), x.size(2) * x.size(3), x)) return false;
+  if (!fused::fits_head(type_of(x), static_cast<int>(x.size(3)))) return false;
+  for (const Tensor& t : {gain, bias}) {
+    const bool has_shape = t.dim() == 1 && t.size(0) == x.size(3) && t.is_contiguous() && is_aligned(t);
+    if (!has_shape || t.device() != x.device() || t.scalar_type() != x.scalar_type()) return false;
+  }
+  return !factors.defined() || can_rotate(x, factors);
+}
+
+namespace {
+
+fused::HeadNorm head_norm_of(const Tensor& x, const Tensor& gain, const Tensor& bias, const Tensor& factors, double eps) {
+  const auto* numbers = factors.defined() ? static_cast<const float*>(factors.const_data_ptr()) : nullptr;
+  return {x.const_data_ptr(), gain.const_data_ptr(), bias.const_data_ptr(), numbers, static_cast<int>(x.size(3)),
+          static_cast<float>(eps)};
+}
+
+}  // namespace
+
+Tensor head_norm(const Tensor& x, const Tensor& gain, const Tensor& bias, const Tensor& factors, double eps) {
+  const c10::cuda::CUDAGuard guard(x.device());
+  const Tensor from = plain(x), out = at::empty_like(from);
+  check(fused::head_norm(type_of(x), rows_of(x, 0), head_norm_of(from, gain, bias, factors, eps), room(out), stream()), "norm of heads");
+  return out;
+}
+
+std::vector<Tensor> head_norm_backward(const std::vector<Tensor>& x, const Tensor& grad, double eps, const std::vector<bool>& wanted) {
+  const c10::cuda::CUDAGuard guard(grad.device());
+  const Tensor from = plain(x[0]), dy = plain(grad);
+  std::vector<Tensor> grads(3);
+  for (size_t i = 0; i < grads.size(); ++i) {
+    if (wanted[i]) grads[i] = at::empty_like(i == 0 ? from : x[i]);
+  }
+  const bool wants_vector = wanted[1] || wanted[2];
+  const int64_t numbers = wants_vector ? fused::head_sums_size(static_cast<int>(from.size(3))) : 0;
+  const Tensor sums = wants_vector ? at::empty({numbers}, from.options().dtype(at::kFloat)) : Tensor();
+  check(fused::head_norm_gradients(type_of(dy), rows_of(from, 0), head_norm_of(from, x[1], x[2], x[3], eps), dy.const_data_ptr(),
+                                   room(grads[0]), static_cast<float*>(room(sums)), room(grads[1]), room(grads[2]), stream()),
+        "backward pass of the norm of heads");
+  return grads;
+}
+
 bool can_rotate(const Tensor& x, const Tensor& factors) {
   const bool has_shape = x.dim() == 4 && factors.dim() == 2 && factors.size(0) == x.size(1) && factors.size(1) * 2 == x.size(3);
   const bool has_factors = factors.device() == x.device() && factors.scalar_type() == at::kComplexFloat && factors.is_contiguous();

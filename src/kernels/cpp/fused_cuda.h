@@ -27,6 +27,15 @@ at::Tensor gated_add(const at::Tensor& x, const at::Tensor& update, const std::v
 std::vector<at::Tensor> gated_add_backward(const at::Tensor& update, const std::vector<at::Tensor>& gates, const at::Tensor& grad,
                                            int64_t split, const std::vector<bool>& wanted);
 
+// Whether the kernels take heads [B, L, heads, F], gain and bias [F], and complex factors [L, F/2], which may be undefined.
+bool can_norm_heads(const at::Tensor& x, const at::Tensor& gain, const at::Tensor& bias, const at::Tensor& factors);
+
+at::Tensor head_norm(const at::Tensor& x, const at::Tensor& gain, const at::Tensor& bias, const at::Tensor& factors, double eps);
+
+// Returns the gradients of heads, gain and bias that are wanted. `x`: heads, gain, bias and factors.
+std::vector<at::Tensor> head_norm_backward(const std::vector<at::Tensor>& x, const at::Tensor& grad, double eps,
+                                           const std::vector<bool>& wanted);
+
 // Whether the kernel takes tokens [B, L, heads, F] and complex factors [L, F/2].
 bool can_rotate(const at::Tensor& x, const at::Tensor& factors);
 

@@ -38,6 +38,9 @@ Tensor gated_add(const Tensor&, const Tensor&, const std::vector<Tensor>&, int64
 std::vector<Tensor> gated_add_backward(const Tensor&, const std::vector<Tensor>&, const Tensor&, int64_t, const std::vector<bool>&) {
   missing();
 }
+bool can_norm_heads(const Tensor&, const Tensor&, const Tensor&, const Tensor&) { return false; }
+Tensor head_norm(const Tensor&, const Tensor&, const Tensor&, const Tensor&, double) { missing(); }
+std::vector<Tensor> head_norm_backward(const std::vector<Tensor>&, const Tensor&, double, const std::vector<bool>&) { missing(); }
 bool can_rotate(const Tensor&, const Tensor&) { return false; }
 Tensor rotate(const Tensor&, const Tensor&, bool) { missing(); }
 

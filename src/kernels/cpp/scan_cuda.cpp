@@ -60,7 +60,6 @@ void check(cudaError_t error, const char* doing) {
 
 bool supports(bool mlp, int64_t width, int64_t mini_batch, int device) {
   const ttt::Kind kind = mlp ? ttt::Kind::Mlp : ttt::Kind::Linear;
-  // The call of a function of libtorch_cuda also makes the linker keep that library, which has libtorch's operators for GPUs.
   return ttt::supports(kind, static_cast<int>(width), static_cast<int>(mini_batch), device) && at::cuda::warp_size() == 32;
 }
 
@@ -73,6 +72,8 @@ Tensor plain(const Tensor& t, size_t index) {
 
 Tensor forward(const std::vector<Tensor>& x, const TttShape& s, std::vector<Tensor>* states) {
   const c10::cuda::CUDAGuard guard(x[0].device());
+  // The call of a function of libtorch_cuda makes the linker keep that library, which has libtorch's operators for GPUs.
+  TORCH_CHECK(at::cuda::warp_size() == 32, "the CUDA kernel of the TTT scan is for warps of 32 threads");
   const Sizes sizes = sizes_of(s);
   const Tensor out = at::empty({s.sequences, s.length, s.width}, x[0].options());
   float* saved = nullptr;

@@ -95,6 +95,36 @@ cudaError_t gated_add_backward(Type type, const Rows& rows, const void* update, 
   });
 }
 
+bool fits_head(Type type, int width) {
+  const int pieces = fits(type, width) ? width / (type == Type::Bf16 ? kPiece<bf16> : kPiece<float>) : 0;
+  return pieces > 0 && pieces <= 32 && (pieces & (pieces - 1)) == 0;
+}
+
+cudaError_t head_norm(Type type, const Rows& rows, const HeadNorm& in, void* out, cudaStream_t stream) {
+  return with_type(type, [&](auto number) {
+    using T = decltype(number);
+    head_norm_forward<T><<<blocks_of(count_of(rows) * rows.width / kPiece<T>), kThreads, 0, stream>>>(rows, in, out);
+    return cudaGetLastError();
+  });
+}
+
+int64_t head_sums_size(int width) { return int64_t(kMostHeadBlocks) * 2 * width; }
+
+cudaError_t head_norm_gradients(Type type, const Rows& rows, const HeadNorm& in, const void* grad, void* grad_x, float* sums, void* gain,
+                                void* bias, cudaStream_t stream) {
+  return with_type(type, [&](auto number) {
+    using T = decltype(number);
+    const int64_t heads = count_of(rows) * (rows.width / in.width), at_a_time = kThreads / (in.width / kPiece<T>);
+    const int64_t rounds = (heads + at_a_time - 1) / at_a_time, chunk = (rounds + kMostHeadBlocks - 1) / kMostHeadBlocks * at_a_time;
+    const unsigned blocks = unsigned((heads + chunk - 1) / chunk);
+    head_norm_backward<T><<<blocks, kThreads, kHeadSumsShared<T>, stream>>>(rows, in, chunk, grad, grad_x, sums);
+    if (sums != nullptr) {
+      head_vector_gradients<T><<<blocks_of(2 * in.width * 32), kThreads, 0, stream>>>(in.width, int(blocks), sums, gain, bias);
+    }
+    return cudaGetLastError();
+  });
+}
+
 cudaError_t rotate(Type type, const Rows& rows, int head_width, const void* x, const float* factors, float sign, void* out,
                    cudaStream_t stream) {
   return with_type(type, [&](auto number) {

@@ -1,4 +1,4 @@
-// Norm with modulation, gate with residual, and rotary embedding: bf16 or float in memory, float in between, one rounding.
+// Norm with modulation, norm of heads, gate with residual, and rotary embedding: bf16 or float in memory, float in between, one rounding.
 //
 // One warp computes one row. With Σ over the tokens of a part, S = Σ dy and A = Σ dy∘x̂ for y = (x̂∘gain + bias)∘(1 + scale) + shift:
 //   dshift = S, dscale = gain∘A + bias∘S, and over all parts and samples dgain = Σ (1 + scale)∘A, dbias = Σ (1 + scale)∘S.
@@ -263,6 +263,22 @@ __global__ void __launch_bounds__(kThreads) vector_gradients(const Rows rows, co
   if (grads.bias != nullptr) put(static_cast<T*>(grads.bias)[column], of_bias);
 }
 
+// Rotates the pairs of a piece by complex factors, or back with sign -1.
+template <class T>
+__device__ __forceinline__ void turn(Piece<T>& v, const float* factors, float sign) {
+#pragma unroll
+  for (int i = 0; i < kPiece<T>; i += 4) {
+    float f[4];
+    load(f, factors + i);
+#pragma unroll
+    for (int k = 0; k < 4; k += 2) {
+      const float real = v[i + k], imaginary = v[i + k + 1], sine = sign * f[k + 1];
+      v[i + k] = real * f[k] - imaginary * sine;
+      v[i + k + 1] = real * sine + imaginary * f[k];
+    }
+  }
+}
+
 // Rotates adjacent pairs of numbers [B, L, heads, F] by complex factors [L, F/2], or back with sign -1. Each thread rotates one piece.
 template <class T>
 __global__ void __launch_bounds__(kThreads) rotated(const Rows rows, int head_width, const void* x, const float* factors, float sign,
@@ -272,18 +288,128 @@ __global__ void __launch_bounds__(kThreads) rotated(const Rows rows, int head_wi
   const float* factor = factors + row % rows.length * head_width + at % rows.width % head_width;
   Piece<T> v;
   load(v, static_cast<const T*>(x) + at);
+  turn<T>(v, factor, sign);
+  store(static_cast<T*>(out) + at, v);
+}
+
+// Sums over the `lanes` threads of a head. All threads of a warp call this.
+__device__ __forceinline__ float sum_of_head(float v, int lanes) {
+  for (int distance = lanes / 2; distance > 0; distance /= 2) v += __shfl_xor_sync(~0u, v, distance);
+  return v;
+}
+
+// Replaces a piece of a head by x̂, and returns 1/σ. All threads of a warp call this.
+template <class T>
+__device__ __forceinline__ float normalize_head(Piece<T>& v, const HeadNorm& in) {
+  const int lanes = in.width / kPiece<T>;
+  float sum = 0, square = 0;
 #pragma unroll
-  for (int i = 0; i < kPiece<T>; i += 4) {
-    float f[4];
-    load(f, factor + i);
+  for (float number : v) sum += number;
+  const float mean = sum_of_head(sum, lanes) / in.width;
 #pragma unroll
-    for (int k = 0; k < 4; k += 2) {
-      const float real = v[i + k], imaginary = v[i + k + 1], sine = sign * f[k + 1];
-      v[i + k] = real * f[k] - imaginary * sine;
-      v[i + k + 1] = real * sine + imaginary * f[k];
+  for (float& number : v) {
+    number -= mean;
+    square += number * number;
+  }
+  const float inverse = rsqrtf(sum_of_head(square, lanes) / in.width + in.eps);
+#pragma unroll
+  for (float& number : v) number *= inverse;
+  return inverse;
+}
+
+// The factors of a piece at a place of [B, L, heads, F].
+__device__ __forceinline__ const float* factors_of(const Rows& rows, const HeadNorm& in, int64_t at) {
+  return in.factors + at / rows.width % rows.length * in.width + at % in.width;
+}
+
+// Each thread computes one piece of the normalised and rotated heads.
+template <class T>
+__global__ void __launch_bounds__(kThreads) head_norm_forward(const Rows rows, const HeadNorm in, void* out) {
+  const int64_t at = (int64_t(blockIdx.x) * kThreads + threadIdx.x) * kPiece<T>;
+  const bool exists = at < int64_t(rows.samples) * rows.length * rows.width;
+  Piece<T> v = {}, gain, bias;
+  if (exists) load(v, static_cast<const T*>(in.x) + at);
+  normalize_head<T>(v, in);
+  if (!exists) return;
+  const int column = int(at % in.width);
+  load(gain, static_cast<const T*>(in.gain) + column);
+  load(bias, static_cast<const T*>(in.bias) + column);
+#pragma unroll
+  for (int i = 0; i < kPiece<T>; ++i) v[i] = v[i] * gain[i] + bias[i];
+  if (in.factors != nullptr) turn<T>(v, factors_of(rows, in, at), 1);
+  store(static_cast<T*>(out) + at, v);
+}
+
+// Bytes of shared memory of head_norm_backward: two sums for each number of its pieces.
+template <class T>
+constexpr size_t kHeadSumsShared = size_t(kThreads) * kPiece<T> * 2 * sizeof(float);
+
+// The gradient of x for the heads of a block, and the sums over them of dy and of dy∘x̂, [blocks, 2, F]. Unwanted results are null. A
+// chunk is the heads of a block, a multiple of those that its threads compute at a time.
+template <class T>
+__global__ void __launch_bounds__(kThreads) head_norm_backward(const Rows rows, const HeadNorm in, int64_t chunk, const void* grad,
+                                                               void* grad_x, float* sums) {
+  const int width = in.width, lanes = width / kPiece<T>, at_a_time = kThreads / lanes, own = threadIdx.x / lanes;
+  const int column = threadIdx.x % lanes * kPiece<T>;
+  const int64_t heads = int64_t(rows.samples) * rows.length * rows.width / width, begin = blockIdx.x * chunk;
+  const int64_t end = begin + chunk < heads ? begin + chunk : heads;
+  Piece<T> of_gain = {}, of_bias = {}, gain;
+  load(gain, static_cast<const T*>(in.gain) + column);
+  for (int64_t first = begin; first < end; first += at_a_time) {
+    const bool exists = first + own < end;
+    const int64_t at = (first + own) * width + column;
+    Piece<T> hat = {}, d = {};
+    if (exists) {
+      load(hat, static_cast<const T*>(in.x) + at);
+      load(d, static_cast<const T*>(grad) + at);
+      if (in.factors != nullptr) turn<T>(d, factors_of(rows, in, at), -1);
+    }
+    const float inverse = normalize_head<T>(hat, in);
+    float sum = 0, projection = 0;
+    if (exists) {
+#pragma unroll
+      for (int i = 0; i < kPiece<T>; ++i) {
+        of_bias[i] += d[i];
+        of_gain[i] += d[i] * hat[i];
+        d[i] *= gain[i];
+        sum += d[i];
+        projection += d[i] * hat[i];
+      }
+    }
+    sum = sum_of_head(sum, lanes) / width;
+    projection = sum_of_head(projection, lanes) / width;
+    if (exists && grad_x != nullptr) {
+#pragma unroll
+      for (int i = 0; i < kPiece<T>; ++i) d[i] = (d[i] - sum - hat[i] * projection) * inverse;
+      store(static_cast<T*>(grad_x) + at, d);
     }
   }
-  store(static_cast<T*>(out) + at, v);
+  if (sums == nullptr) return;
+  float* shared = reinterpret_cast<float*>(gpu::shared_memory());
+#pragma unroll
+  for (int i = 0; i < kPiece<T>; ++i) {
+    shared[own * 2 * width + column + i] = of_bias[i];
+    shared[own * 2 * width + width + column + i] = of_gain[i];
+  }
+  __syncthreads();  // The sums of all threads are complete.
+  for (int at = threadIdx.x; at < 2 * width; at += kThreads) {
+    float sum = 0;
+    for (int i = 0; i < at_a_time; ++i) sum += shared[i * 2 * width + at];
+    sums[int64_t(blockIdx.x) * 2 * width + at] = sum;
+  }
+}
+
+// Adds the sums of all blocks of head_norm_backward. A warp computes the gradient of one number of bias or gain.
+template <class T>
+__global__ void __launch_bounds__(kThreads) head_vector_gradients(int width, int blocks, const float* sums, void* gain, void* bias) {
+  const int at = blockIdx.x * kWarps + threadIdx.x / 32, lane = threadIdx.x % 32;
+  float sum = 0;
+  if (at < 2 * width) {
+    for (int block = lane; block < blocks; block += 32) sum += sums[int64_t(block) * 2 * width + at];
+  }
+  sum = sum_of_warp(sum);
+  void* to = at < width ? bias : gain;
+  if (at < 2 * width && lane == 0 && to != nullptr) put(static_cast<T*>(to)[at % width], sum);
 }
 
 }  // namespace fused

@@ -29,6 +29,19 @@ cudaError_t gated_add(Type type, const Rows& rows, const void* x, const void* up
 cudaError_t gated_add_backward(Type type, const Rows& rows, const void* update, const Vector (&gates)[2], const void* grad,
                                void* grad_update, float* sums, const VectorGrads& grads, cudaStream_t stream);
 
+// Whether head norms have kernels for heads of this width.
+bool fits_head(Type type, int width);
+
+// The width of the rows is that of all heads.
+cudaError_t head_norm(Type type, const Rows& rows, const HeadNorm& in, void* out, cudaStream_t stream);
+
+// Numbers of the memory for the sums of the backward pass.
+int64_t head_sums_size(int width);
+
+// `grad_x` is null if it is not wanted; so is `sums`, if neither `gain` nor `bias` is.
+cudaError_t head_norm_gradients(Type type, const Rows& rows, const HeadNorm& in, const void* grad, void* grad_x, float* sums, void* gain,
+                                void* bias, cudaStream_t stream);
+
 // The width is that of all heads; `sign` is 1, or -1 for the backward pass.
 cudaError_t rotate(Type type, const Rows& rows, int head_width, const void* x, const float* factors, float sign, void* out,
                    cudaStream_t stream);

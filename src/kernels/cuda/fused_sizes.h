@@ -31,6 +31,17 @@ struct Norm {
   float eps;
 };
 
+// A LayerNorm over each head of F numbers, then a rotation of adjacent pairs, if there are factors.
+struct HeadNorm {
+  const void *x, *gain, *bias;  // [B, L, heads, F], [F], [F]
+  const float* factors;         // complex, [L, F/2], or null
+  int width;                    // F: whole pieces of 16 bytes, 1, 2, 4, … or 32 of them
+  float eps;
+};
+
+// The most blocks of the backward pass of head norms. Each adds the gradients of gain and bias over some heads.
+constexpr int kMostHeadBlocks = 512;
+
 // What the forward pass keeps of each row, [B, L].
 struct Statistics {
   float *mean, *inverse;

@@ -55,11 +55,19 @@ __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint3
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// Waits until `threads` threads of the block, whole warps, have called this with the same number from 1 to 15.
+__device__ __forceinline__ void barrier(int number, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
+}
+
 __device__ __forceinline__ float tanh_fast(float x) {
   float y;
   asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
+
+// Starts to bring the line of an address of global memory into the L2 cache. Changes nothing else.
+__device__ __forceinline__ void prefetch(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
 
 // Starts to copy 16 bytes from global to shared memory.
 __device__ __forceinline__ void copy16(void* to, const void* from) {

@@ -99,6 +99,18 @@ __global__ void __launch_bounds__(S::kThreads, 1) ttt_chain(const Shape shape, c
     const uint32_t* packed = reinterpret_cast<const uint32_t*>(kept + layout.outer);  // W2 before the update
     const auto packed_at = [&](int m, int n, int h) { return packed[((m * S::kColumnTiles + n) * 2 + h) * kOwned + l.thread]; };
     __syncthreads();  // The last mini-batch is finished with all buffers.
+    // What the replay left for the next mini-batch has long gone to memory, which takes three times as long to answer as the L2 cache.
+    if (batch > first) {
+      const auto prefetch = [&](const void* from, size_t bytes) {
+        constexpr int kLine = 128;
+        for (size_t at = size_t(l.thread) * kLine; at < bytes; at += size_t(S::kThreads) * kLine) {
+          gpu::prefetch(static_cast<const char*>(from) + at);
+        }
+      };
+      const int64_t token = token_at(batch - 1);
+      prefetch(kept - layout.size, layout.size);
+      for (const bf16* rows : {in.q, in.k, in.target}) prefetch(rows + token * F, size_t(tokens) * F * 2);
+    }
     const auto fetch_narrow = [&](bf16* to, const void* from) {
       fetch<F>(to, P, static_cast<const bf16*>(from), tokens, l.thread, S::kThreads);
     };
@@ -157,23 +169,29 @@ __global__ void __launch_bounds__(S::kThreads, 1) ttt_chain(const Shape shape, c
 
     if constexpr (S::kMlp) {
       if (owns) {
-        for (int tile = 0; tile < tiles; ++tile) {
-          float d[S::kUnitTiles][4];
+        for (int tile = 0; tile < tiles; tile += kAtOnce) {
+          OwnProduct<S> d;
 #pragma unroll
-          for (int j = 0; j < S::kUnitTiles; ++j)
+          for (int t = 0; t < kAtOnce; ++t)
 #pragma unroll
-            for (int i = 0; i < 4; ++i) d[j][i] = inner_bias[j][i % 2];
-          add_own_product<S>(d, s.k, tile * 16, inner, l.lane);
+            for (int j = 0; j < S::kUnitTiles; ++j)
 #pragma unroll
-          for (int j = 0; j < S::kUnitTiles; ++j)
+              for (int i = 0; i < 4; ++i) d[t][j][i] = inner_bias[j][i % 2];
+          add_own_product<S>(d, s.k, tile, tiles, inner, l.lane);
 #pragma unroll
-            for (int h = 0; h < 2; ++h) {
-              const float d0 = d[j][2 * h], d1 = d[j][2 * h + 1];
-              const uint32_t slope = reinterpret_cast<const uint32_t*>(kept + layout.slope)[pair_at(tile, j, h)];
-              uint32_t& curve = reinterpret_cast<uint32_t*>(kept + layout.curve)[pair_at(tile, j, h)];
-              word(s.y + wide_at(tile, j, h, PU)) = gpu::pack(d0 * low(slope), d1 * high(slope));
-              curve = gpu::pack(d0 * low(curve), d1 * high(curve));
-            }
+          for (int t = 0; t < kAtOnce; ++t) {
+            if (tile + t >= tiles) continue;
+#pragma unroll
+            for (int j = 0; j < S::kUnitTiles; ++j)
+#pragma unroll
+              for (int h = 0; h < 2; ++h) {
+                const float d0 = d[t][j][2 * h], d1 = d[t][j][2 * h + 1];
+                const uint32_t slope = reinterpret_cast<const uint32_t*>(kept + layout.slope)[pair_at(tile + t, j, h)];
+                uint32_t& curve = reinterpret_cast<uint32_t*>(kept + layout.curve)[pair_at(tile + t, j, h)];
+                word(s.y + wide_at(tile + t, j, h, PU)) = gpu::pack(d0 * low(slope), d1 * high(slope));
+                curve = gpu::pack(d0 * low(curve), d1 * high(curve));
+              }
+          }
         }
         write_image<S>(reinterpret_cast<bf16*>(kept + layout.dinner), F, inner, l);
       }
@@ -185,7 +203,7 @@ __global__ void __launch_bounds__(S::kThreads, 1) ttt_chain(const Shape shape, c
       for (int n = 0; n < S::kColumnTiles; ++n)
 #pragma unroll
         for (int i = 0; i < 4; ++i) z[n][i] = s.outer_bias[n * 8 + l.c + i % 2];
-      if constexpr (S::kMlp) add_product<S>(z, s.y, PU, row, s.image, l.lane);
+      if constexpr (S::kMlp) add_product<S>(z, s.y, PU, row, s.image, 0, l.lane);
     }
     if constexpr (S::kMlp) __syncthreads();  // All warps have read the image of W2.
     if (owns) write_image<S>(s.image, P, outer, l);
@@ -193,7 +211,7 @@ __global__ void __launch_bounds__(S::kThreads, 1) ttt_chain(const Shape shape, c
 
     // From dG to dZ, dT and dη.
     if (has_tile) {
-      add_product<S>(z, S::kMlp ? s.x : s.k, S::kMlp ? PU : P, row, s.image, l.lane);
+      add_product<S>(z, S::kMlp ? s.x : s.k, S::kMlp ? PU : P, row, s.image, 0, l.lane);
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const int r = row + l.g + h * 8;
@@ -257,7 +275,7 @@ __global__ void __launch_bounds__(S::kThreads, 1) ttt_chain(const Shape shape, c
           word(s.dz + r * P + n * 8 + l.c) = gpu::pack(z[n][2 * h], z[n][2 * h + 1]);
         }
       }
-      sum_columns<S>(s.part + l.warp * F, z, l);
+      sum_columns(s.part + l.warp * F, z, l);
     }
     __syncthreads();  // dZ is complete.
 
@@ -389,7 +407,7 @@ __global__ void __launch_bounds__(kKeysThreads) ttt_keys(const Shape shape, cons
     gpu::copy_commit();
     gpu::copy_wait<0>();
     __syncthreads();  // The factors have arrived.
-    if (has_tile) add_product<S>(d, s.rows, S::PU, row, s.image, l.lane);
+    if (has_tile) add_product<S>(d, s.rows, S::PU, row, s.image, 0, l.lane);
   }
   if (has_tile) {
 #pragma unroll

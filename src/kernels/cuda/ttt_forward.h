@@ -2,8 +2,8 @@
 // mini-batches of a sequence.
 //
 // The state stays in registers: warp w has rows R·w… of the outer weights and of the transposed inner weights. The
-// products that sum over all units read a bf16 image of the weights in shared memory; warp w computes rows 16w… of them and
-// their LayerNorm. Both kinds of work alternate, with a barrier between them.
+// products that sum over all units read a bf16 image of the weights in shared memory; one warp, or two that share the columns, compute
+// 16 rows of them and their LayerNorm. Both kinds of work alternate, with a barrier between them.
 
 #pragma once
 
@@ -14,7 +14,7 @@ namespace ttt {
 template <class S>
 struct ForwardShared {
   bf16 *x, *slope, *image, *k, *q, *t, *g;  // k holds two mini-batches
-  float *eta, *outer_bias, *part, *gamma, *beta, *dgamma, *dbeta;
+  float *eta, *outer_bias, *part, *gamma, *beta, *dgamma, *dbeta, *of_norm, *of_gradient;
   size_t size;
 
   __host__ __device__ ForwardShared(char* base, int tokens) {
@@ -33,6 +33,7 @@ struct ForwardShared {
     eta = reinterpret_cast<float*>(next(tokens * 4));
     for (float** row : {&outer_bias, &gamma, &beta}) *row = reinterpret_cast<float*>(next(S::F * 4));
     for (float** rows : {&part, &dgamma, &dbeta}) *rows = reinterpret_cast<float*>(next(tokens / 16 * S::F * 4));
+    for (float** numbers : {&of_norm, &of_gradient}) *numbers = reinterpret_cast<float*>(next(S::kSplit > 1 ? kShared * 4 : 0));
   }
 };
 
@@ -54,8 +55,9 @@ __global__ void __launch_bounds__(S::kThreads, 1) ttt_scan(const Shape shape, co
   constexpr bool kReplay = sizeof(Results) == sizeof(ReplayResults);
   constexpr int F = S::F, U = S::U, P = S::P, PU = S::PU, R = S::R;
   const Lane l;
-  const int tokens = shape.mini_batch, tiles = tokens / 16, row = l.warp * 16, unit = l.warp * R;
-  const bool owns = l.warp < S::kOwners, has_tile = l.warp < tiles;
+  const OwnTile<S> own(l);
+  const int tokens = shape.mini_batch, tiles = tokens / 16, row = own.row, unit = l.warp * R;
+  const bool owns = l.warp < S::kOwners, has_tile = own.tile < tiles;
   const int sequence = blockIdx.x, head = sequence % shape.heads, batches = shape.length / tokens;
   const int groups = (batches + shape.group - 1) / shape.group;
   const ForwardShared<S> s(gpu::shared_memory(), tokens);
@@ -120,29 +122,40 @@ __global__ void __launch_bounds__(S::kThreads, 1) ttt_scan(const Shape shape, co
   const auto fetch_tokens = [&](bf16* to, const bf16* from, int batch) {
     fetch<F>(to, P, from + token_at(batch) * F, tokens, l.thread, S::kThreads);
   };
-  // z = rows of `x` through the outer layer, normalised.
-  float z[S::kColumnTiles][4], inverse[2];
+  // z = rows of `x` through the outer layer, normalised. The column of z[n] in a thread.
+  float z[S::kOwnTiles][4], inverse[2];
+  const auto column_at = [&](int n) { return own.column + n * 8 + l.c; };
   const auto outer_layer = [&](const bf16* x) {
 #pragma unroll
-    for (int n = 0; n < S::kColumnTiles; ++n)
+    for (int n = 0; n < S::kOwnTiles; ++n)
 #pragma unroll
-      for (int i = 0; i < 4; ++i) z[n][i] = s.outer_bias[n * 8 + l.c + i % 2];
-    add_product<S>(z, x, S::kMlp ? PU : P, row, s.image, l.lane);
-    normalize<S>(z, inverse, shape.eps);
+      for (int i = 0; i < 4; ++i) z[n][i] = s.outer_bias[column_at(n) + i % 2];
+    add_product<S>(z, x, S::kMlp ? PU : P, row, s.image, own.column, l.lane);
+    normalize<S>(z, inverse, shape.eps, s.of_norm, own, l);
   };
-  // One tile of the inner layer: f(Z1, word of X, row, unit) for each pair of units.
-  const auto inner_layer = [&](const bf16* x, int tile, auto f) {
-    float z1[S::kUnitTiles][4];
+  // All tiles times this warp's weights: f(two products, tile, j, h) for each pair of units, on sums that start with `bias`.
+  const auto each_own_product = [&](const bf16* x, const Weights<S>& w, auto bias, auto f) {
+    for (int tile = 0; tile < tiles; tile += kAtOnce) {
+      OwnProduct<S> u;
 #pragma unroll
-    for (int j = 0; j < S::kUnitTiles; ++j)
+      for (int t = 0; t < kAtOnce; ++t)
 #pragma unroll
-      for (int i = 0; i < 4; ++i) z1[j][i] = inner_bias[j][i % 2];
-    add_own_product<S>(z1, x, tile * 16, inner, l.lane);
+        for (int j = 0; j < S::kUnitTiles; ++j)
 #pragma unroll
-    for (int j = 0; j < S::kUnitTiles; ++j)
+          for (int i = 0; i < 4; ++i) u[t][j][i] = bias(j, i % 2);
+      add_own_product<S>(u, x, tile, tiles, w, l.lane);
 #pragma unroll
-      for (int h = 0; h < 2; ++h) f(z1[j][2 * h], z1[j][2 * h + 1], j, h);
+      for (int t = 0; t < kAtOnce; ++t) {
+        if (tile + t >= tiles) continue;
+#pragma unroll
+        for (int j = 0; j < S::kUnitTiles; ++j)
+#pragma unroll
+          for (int h = 0; h < 2; ++h) f(u[t][j][2 * h], u[t][j][2 * h + 1], tile + t, j, h);
+      }
+    }
   };
+  const auto without_bias = [](int, int) { return 0.0f; };
+  const auto with_inner_bias = [&](int j, int i) { return inner_bias[j][i]; };
   // The place of this thread's pair of units in wide arrays: [b, U] in rows of `pitch`, and by thread.
   const auto wide_at = [&](int tile, int j, int h, int pitch) {
     return (tile * 16 + l.g + h * 8) * pitch + unit + j * 8 + l.c;
@@ -195,19 +208,17 @@ __global__ void __launch_bounds__(S::kThreads, 1) ttt_scan(const Shape shape, co
         if constexpr (S::kMlp) write_image<S>(reinterpret_cast<bf16*>(kept + layout.inner), F, inner, l);
       }
       if constexpr (S::kMlp) {
-        for (int tile = 0; tile < tiles; ++tile) {
-          inner_layer(k, tile, [&](float z0, float z1, int j, int h) {
-            const Gelu a(z0), b(z1);
-            const uint32_t x = gpu::pack(a.value, b.value), slope = gpu::pack(a.slope, b.slope);
-            word(s.x + wide_at(tile, j, h, PU)) = x;
-            word(s.slope + wide_at(tile, j, h, PU)) = slope;
-            if constexpr (kReplay) {
-              word(reinterpret_cast<bf16*>(kept + layout.x) + wide_at(tile, j, h, U)) = x;
-              reinterpret_cast<uint32_t*>(kept + layout.slope)[pair_at(tile, j, h)] = slope;
-              reinterpret_cast<uint32_t*>(kept + layout.curve)[pair_at(tile, j, h)] = gpu::pack(a.curve, b.curve);
-            }
-          });
-        }
+        each_own_product(k, inner, with_inner_bias, [&](float z0, float z1, int tile, int j, int h) {
+          const Gelu a(z0), b(z1);
+          const uint32_t x = gpu::pack(a.value, b.value), slope = gpu::pack(a.slope, b.slope);
+          word(s.x + wide_at(tile, j, h, PU)) = x;
+          word(s.slope + wide_at(tile, j, h, PU)) = slope;
+          if constexpr (kReplay) {
+            word(reinterpret_cast<bf16*>(kept + layout.x) + wide_at(tile, j, h, U)) = x;
+            reinterpret_cast<uint32_t*>(kept + layout.slope)[pair_at(tile, j, h)] = slope;
+            reinterpret_cast<uint32_t*>(kept + layout.curve)[pair_at(tile, j, h)] = gpu::pack(a.curve, b.curve);
+          }
+        });
       }
     }
     gpu::copy_wait<1>();
@@ -216,45 +227,52 @@ __global__ void __launch_bounds__(S::kThreads, 1) ttt_scan(const Shape shape, co
     // G = -η∘g2.
     if (has_tile) {
       outer_layer(S::kMlp ? s.x : k);
+      float gradient[2][S::kOwnTiles][2], sums[2][2];  // sums: of the gradient, and of its product with x̂
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const int r = row + l.g + h * 8;
-        float gradient[S::kColumnTiles][2], mean = 0, projection = 0;
+        float mean = 0, projection = 0;
 #pragma unroll
-        for (int n = 0; n < S::kColumnTiles; ++n) {
-          const int at = n * 8 + l.c;
+        for (int n = 0; n < S::kOwnTiles; ++n) {
+          const int at = column_at(n);
           const uint32_t target = word(s.t + r * P + at);
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
             const float gain = s.gamma[at + i], hat = z[n][2 * h + i];
             const float v = (gain * hat + s.beta[at + i] - half_of(target, i)) * gain;
-            gradient[n][i] = v;
+            gradient[h][n][i] = v;
             mean += v;
             projection += v * hat;
             if constexpr (kReplay) {
-              reinterpret_cast<float*>(kept + layout.hat)[(l.warp * S::kColumnTiles * 4 + n * 4 + 2 * h + i) * 32 + l.lane] = hat;
+              const int place = own.tile * S::kColumnTiles * 4 + (own.half * S::kOwnTiles + n) * 4 + 2 * h + i;
+              reinterpret_cast<float*>(kept + layout.hat)[place * 32 + l.lane] = hat;
             }
           }
         }
-        mean = sum_of_row(mean) / F;
-        projection = sum_of_row(projection) / F;
-        const float scale = -s.eta[r] * inverse[h];
+        sums[h][0] = sum_of_row(mean);
+        sums[h][1] = sum_of_row(projection);
+      }
+      add_of_tile<S>(sums, s.of_gradient, own, l);
 #pragma unroll
-        for (int n = 0; n < S::kColumnTiles; ++n) {
+      for (int h = 0; h < 2; ++h) {
+        const int r = row + l.g + h * 8;
+        const float mean = sums[h][0] / F, projection = sums[h][1] / F, scale = -s.eta[r] * inverse[h];
+#pragma unroll
+        for (int n = 0; n < S::kOwnTiles; ++n) {
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
             float& v = z[n][2 * h + i];
-            v = (gradient[n][i] - mean - v * projection) * scale;
+            v = (gradient[h][n][i] - mean - v * projection) * scale;
           }
           const uint32_t rounded = gpu::pack(z[n][2 * h], z[n][2 * h + 1]);
-          word(s.g + r * P + n * 8 + l.c) = rounded;
-          if constexpr (kReplay) word(reinterpret_cast<bf16*>(kept + layout.g) + r * F + n * 8 + l.c) = rounded;
+          word(s.g + r * P + column_at(n)) = rounded;
+          if constexpr (kReplay) word(reinterpret_cast<bf16*>(kept + layout.g) + r * F + column_at(n)) = rounded;
         }
         if constexpr (kReplay) {
-          if (l.c == 0) reinterpret_cast<float*>(kept + layout.inverse)[r] = inverse[h];
+          if (l.c == 0 && own.half == 0) reinterpret_cast<float*>(kept + layout.inverse)[r] = inverse[h];
         }
       }
-      sum_columns<S>(s.part + l.warp * F, z, l);
+      sum_columns(s.part + own.tile * F + own.column, z, l);
     }
     __syncthreads();  // G is complete.
 
@@ -266,25 +284,18 @@ __global__ void __launch_bounds__(S::kThreads, 1) ttt_scan(const Shape shape, co
       if constexpr (S::kMlp) {
         // G1 = (G W2ᵀ)∘gelu'(Z1), in the place of gelu'(Z1).
         float sums[S::kUnitTiles][2] = {};
-        for (int tile = 0; tile < tiles; ++tile) {
-          float u[S::kUnitTiles][4] = {};
-          add_own_product<S>(u, s.g, tile * 16, outer, l.lane);
-#pragma unroll
-          for (int j = 0; j < S::kUnitTiles; ++j)
-#pragma unroll
-            for (int h = 0; h < 2; ++h) {
-              uint32_t& place = word(s.slope + wide_at(tile, j, h, PU));
-              const float v0 = u[j][2 * h] * low(place), v1 = u[j][2 * h + 1] * high(place);
-              sums[j][0] += v0;
-              sums[j][1] += v1;
-              place = gpu::pack(v0, v1);
-              if constexpr (kReplay) {
-                word(reinterpret_cast<bf16*>(kept + layout.g1) + wide_at(tile, j, h, U)) = place;
-                uint32_t& curve = reinterpret_cast<uint32_t*>(kept + layout.curve)[pair_at(tile, j, h)];
-                curve = gpu::pack(u[j][2 * h] * low(curve), u[j][2 * h + 1] * high(curve));
-              }
-            }
-        }
+        each_own_product(s.g, outer, without_bias, [&](float u0, float u1, int tile, int j, int h) {
+          uint32_t& place = word(s.slope + wide_at(tile, j, h, PU));
+          const float v0 = u0 * low(place), v1 = u1 * high(place);
+          sums[j][0] += v0;
+          sums[j][1] += v1;
+          place = gpu::pack(v0, v1);
+          if constexpr (kReplay) {
+            word(reinterpret_cast<bf16*>(kept + layout.g1) + wide_at(tile, j, h, U)) = place;
+            uint32_t& curve = reinterpret_cast<uint32_t*>(kept + layout.curve)[pair_at(tile, j, h)];
+            curve = gpu::pack(u0 * low(curve), u1 * high(curve));
+          }
+        });
 #pragma unroll
         for (int j = 0; j < S::kUnitTiles; ++j)
 #pragma unroll
@@ -303,92 +314,93 @@ __global__ void __launch_bounds__(S::kThreads, 1) ttt_scan(const Shape shape, co
       write_image<S>(s.image, P, outer, l);
       if constexpr (S::kMlp) {
         __syncwarp();  // The warp has read X and G1.
-        for (int tile = 0; tile < tiles; ++tile) {
-          inner_layer(s.q, tile, [&](float z0, float z1, int j, int h) {
-            const Gelu a(z0), b(z1);
-            word(s.x + wide_at(tile, j, h, PU)) = gpu::pack(a.value, b.value);
-            if constexpr (kReplay) word(s.slope + wide_at(tile, j, h, PU)) = gpu::pack(a.slope, b.slope);
-          });
-        }
+        each_own_product(s.q, inner, with_inner_bias, [&](float z0, float z1, int tile, int j, int h) {
+          const Gelu a(z0), b(z1);
+          word(s.x + wide_at(tile, j, h, PU)) = gpu::pack(a.value, b.value);
+          if constexpr (kReplay) word(s.slope + wide_at(tile, j, h, PU)) = gpu::pack(a.slope, b.slope);
+        });
       }
     }
     __syncthreads();  // The updated image and the query's X are complete.
 
     if (has_tile) {
       outer_layer(S::kMlp ? s.x : s.q);
+      const auto place_of = [&](int r) { return (token_at(batch) + r) * F; };
+      if constexpr (kReplay) {
+        // The gradient of Z2 from that of out = Q + γ∘x̂ + β.
+        float d[2][S::kOwnTiles][2], sums[2][2];
 #pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const int r = row + l.g + h * 8;
-        const int64_t place = (token_at(batch) + r) * F;
-        if constexpr (kReplay) {
-          // The gradient of Z2 from that of out = Q + γ∘x̂ + β.
-          float mean = 0, projection = 0, d[S::kColumnTiles][2];
+        for (int h = 0; h < 2; ++h) {
+          float mean = 0, projection = 0;
 #pragma unroll
-          for (int n = 0; n < S::kColumnTiles; ++n) {
-            const int at = n * 8 + l.c;
-            const uint32_t pair = word(results.grad_out + place + at);
+          for (int n = 0; n < S::kOwnTiles; ++n) {
+            const int at = column_at(n);
+            const uint32_t pair = word(results.grad_out + place_of(row + l.g + h * 8) + at);
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
               const float dout = half_of(pair, i), hat = z[n][2 * h + i];
-              d[n][i] = dout * s.gamma[at + i];
-              mean += d[n][i];
-              projection += d[n][i] * hat;
+              d[h][n][i] = dout * s.gamma[at + i];
+              mean += d[h][n][i];
+              projection += d[h][n][i] * hat;
               const float dgamma = sum_of_column(dout * hat), dbeta = sum_of_column(dout);
               if (l.g == 0) {
-                s.dgamma[l.warp * F + at + i] += dgamma;
-                s.dbeta[l.warp * F + at + i] += dbeta;
+                s.dgamma[own.tile * F + at + i] += dgamma;
+                s.dbeta[own.tile * F + at + i] += dbeta;
               }
             }
           }
-          mean = sum_of_row(mean) / F;
-          projection = sum_of_row(projection) / F;
+          sums[h][0] = sum_of_row(mean);
+          sums[h][1] = sum_of_row(projection);
+        }
+        add_of_tile<S>(sums, s.of_gradient, own, l);
 #pragma unroll
-          for (int n = 0; n < S::kColumnTiles; ++n) {
+        for (int h = 0; h < 2; ++h) {
+          const int r = row + l.g + h * 8;
+          const float mean = sums[h][0] / F, projection = sums[h][1] / F;
+#pragma unroll
+          for (int n = 0; n < S::kOwnTiles; ++n) {
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
               float& v = z[n][2 * h + i];
-              v = (d[n][i] - mean - v * projection) * inverse[h];
+              v = (d[h][n][i] - mean - v * projection) * inverse[h];
             }
             const uint32_t rounded = gpu::pack(z[n][2 * h], z[n][2 * h + 1]);
-            word(s.g + r * P + n * 8 + l.c) = rounded;
-            word(reinterpret_cast<bf16*>(kept + layout.dzq) + r * F + n * 8 + l.c) = rounded;
+            word(s.g + r * P + column_at(n)) = rounded;
+            word(reinterpret_cast<bf16*>(kept + layout.dzq) + r * F + column_at(n)) = rounded;
           }
-        } else {
+        }
+        sum_columns(reinterpret_cast<float*>(kept + layout.sum2) + own.tile * F + own.column, z, l);
+      } else {
 #pragma unroll
-          for (int n = 0; n < S::kColumnTiles; ++n) {
-            const int at = n * 8 + l.c;
+        for (int h = 0; h < 2; ++h) {
+          const int r = row + l.g + h * 8;
+#pragma unroll
+          for (int n = 0; n < S::kOwnTiles; ++n) {
+            const int at = column_at(n);
             const uint32_t q = word(s.q + r * P + at);
-            word(results.out + place + at) = gpu::pack(low(q) + s.gamma[at] * z[n][2 * h] + s.beta[at],
-                                                       high(q) + s.gamma[at + 1] * z[n][2 * h + 1] + s.beta[at + 1]);
+            word(results.out + place_of(r) + at) = gpu::pack(low(q) + s.gamma[at] * z[n][2 * h] + s.beta[at],
+                                                             high(q) + s.gamma[at + 1] * z[n][2 * h + 1] + s.beta[at + 1]);
           }
         }
       }
-      if constexpr (kReplay) sum_columns<S>(reinterpret_cast<float*>(kept + layout.sum2) + l.warp * F, z, l);
     }
     if constexpr (kReplay) {
       __syncthreads();  // The gradient of the query's Z2 is complete, in the place of G.
       if (owns) {
         float sums[S::kUnitTiles][2] = {};
-        for (int tile = 0; tile < tiles; ++tile) {
-          float u[S::kUnitTiles][4] = {};
-          add_own_product<S>(u, s.g, tile * 16, outer, l.lane);
-#pragma unroll
-          for (int j = 0; j < S::kUnitTiles; ++j)
-#pragma unroll
-            for (int h = 0; h < 2; ++h) {
-              if constexpr (S::kMlp) {
-                uint32_t& place = word(s.slope + wide_at(tile, j, h, PU));
-                const float v0 = u[j][2 * h] * low(place), v1 = u[j][2 * h + 1] * high(place);
-                sums[j][0] += v0;
-                sums[j][1] += v1;
-                place = gpu::pack(v0, v1);
-              } else {
-                const int64_t at = token_at(batch) * F + wide_at(tile, j, h, F);
-                const uint32_t dout = word(results.grad_out + at);
-                word(results.grads.q + at) = gpu::pack(low(dout) + u[j][2 * h], high(dout) + u[j][2 * h + 1]);
-              }
-            }
-        }
+        each_own_product(s.g, outer, without_bias, [&](float u0, float u1, int tile, int j, int h) {
+          if constexpr (S::kMlp) {
+            uint32_t& place = word(s.slope + wide_at(tile, j, h, PU));
+            const float v0 = u0 * low(place), v1 = u1 * high(place);
+            sums[j][0] += v0;
+            sums[j][1] += v1;
+            place = gpu::pack(v0, v1);
+          } else {
+            const int64_t at = token_at(batch) * F + wide_at(tile, j, h, F);
+            const uint32_t dout = word(results.grad_out + at);
+            word(results.grads.q + at) = gpu::pack(low(dout) + u0, high(dout) + u1);
+          }
+        });
         if constexpr (S::kMlp) {
 #pragma unroll
           for (int j = 0; j < S::kUnitTiles; ++j)
@@ -415,13 +427,13 @@ __global__ void __launch_bounds__(S::kThreads, 1) ttt_scan(const Shape shape, co
       if constexpr (S::kMlp) {
         __syncthreads();  // The image of W1ᵀ and the gradient of the query's Z1 are complete.
         if (has_tile) {
-          float d[S::kColumnTiles][4] = {};
-          add_product<S>(d, s.slope, PU, row, s.image, l.lane);
+          float d[S::kOwnTiles][4] = {};
+          add_product<S>(d, s.slope, PU, row, s.image, own.column, l.lane);
 #pragma unroll
-          for (int n = 0; n < S::kColumnTiles; ++n)
+          for (int n = 0; n < S::kOwnTiles; ++n)
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
-              const int64_t at = (token_at(batch) + row + l.g + h * 8) * F + n * 8 + l.c;
+              const int64_t at = (token_at(batch) + row + l.g + h * 8) * F + column_at(n);
               const uint32_t dout = word(results.grad_out + at);
               word(results.grads.q + at) = gpu::pack(low(dout) + d[n][2 * h], high(dout) + d[n][2 * h + 1]);
             }

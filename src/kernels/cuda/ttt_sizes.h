@@ -26,7 +26,10 @@ struct Sizes {
   // A warp owns R rows of the outer weights, and of the transposed inner weights, as accumulators of mma.
   static constexpr int R = U >= 128 ? 32 : 16, kOwners = U / R;
   static constexpr int kWarps = kOwners > 4 ? kOwners : 4, kThreads = 32 * kWarps;
+  // The warps that share the LayerNorm of a tile of 16 tokens, each with kOwnTiles of the column tiles.
+  static constexpr int kSplit = kWarps >= 2 * kMostTiles ? 2 : 1;
   static constexpr int kRowTiles = R / 16, kColumnTiles = F / 8, kUnitTiles = R / 8;
+  static constexpr int kOwnTiles = kColumnTiles / kSplit;
   // Rows in shared memory are 16 bytes longer than their data, so that the rows of a matrix are in different banks.
   static constexpr int P = F + 8, PU = U + 8;
   // Accumulators of a warp's outer (or inner) weights per thread, and all numbers of a state.

@@ -53,39 +53,51 @@ __device__ __forceinline__ void fetch(bf16* to, int pitch, const bf16* from, int
 template <class S>
 using Weights = float[S::kRowTiles][S::kColumnTiles][4];
 
-// Rows of a tile times a whole image: z[16, F] += A[16, U] · image[U, F].
-template <class S>
-__device__ __forceinline__ void add_product(float (&z)[S::kColumnTiles][4], const bf16* a_rows, int pitch, int row,
-                                            const bf16* image, int lane) {
+// Rows of a tile times columns `column`… of an image: z[16, 8·kTiles] += A[16, U] · image[U, …].
+template <class S, int kTiles>
+__device__ __forceinline__ void add_product(float (&z)[kTiles][4], const bf16* a_rows, int pitch, int row, const bf16* image,
+                                            int column, int lane) {
 #pragma unroll 4
   for (int k = 0; k < S::U / 16; ++k) {
     uint32_t a[4];
     gpu::load_matrices(a, down(a_rows, pitch, row, k * 16, lane));
 #pragma unroll
-    for (int n = 0; n < S::F / 16; ++n) {
+    for (int n = 0; n < kTiles / 2; ++n) {
       uint32_t b[4];
-      gpu::load_transposed(b, down(image, S::P, k * 16, n * 16, lane));
+      gpu::load_transposed(b, down(image, S::P, k * 16, column + n * 16, lane));
       gpu::mma(z[2 * n], a, b[0], b[1]);
       gpu::mma(z[2 * n + 1], a, b[2], b[3]);
     }
   }
 }
 
-// Rows of a tile times this warp's weights: z[16, R] += A[16, F] · Wᵀ. The accumulators of W, rounded, are the second
+// Tiles that a warp multiplies with its weights at a time: more independent sums, and one rounding of the weights for all of them.
+constexpr int kAtOnce = 2;
+
+template <class S>
+using OwnProduct = float[kAtOnce][S::kUnitTiles][4];
+
+// The tile whose product is number `i` of those that start with `tile`. If the tiles are odd, the last is computed twice.
+__device__ __forceinline__ int tile_of(int tile, int i, int tiles) { return tile + i < tiles ? tile + i : tiles - 1; }
+
+// Rows of some tiles times this warp's weights: z[16, R] += A[16, F] · Wᵀ. The accumulators of W, rounded, are the second
 // factor as they are.
 template <class S>
-__device__ __forceinline__ void add_own_product(float (&z)[S::kUnitTiles][4], const bf16* a_rows, int row,
-                                                const Weights<S>& w, int lane) {
+__device__ __forceinline__ void add_own_product(OwnProduct<S>& z, const bf16* a_rows, int tile, int tiles, const Weights<S>& w,
+                                                int lane) {
 #pragma unroll
   for (int k = 0; k < S::F / 16; ++k) {
-    uint32_t a[4];
-    gpu::load_matrices(a, down(a_rows, S::P, row, k * 16, lane));
+    uint32_t a[kAtOnce][4];
+#pragma unroll
+    for (int t = 0; t < kAtOnce; ++t) gpu::load_matrices(a[t], down(a_rows, S::P, tile_of(tile, t, tiles) * 16, k * 16, lane));
 #pragma unroll
     for (int j = 0; j < S::kUnitTiles; ++j) {
       const auto& first = w[j / 2][2 * k];
       const auto& second = w[j / 2][2 * k + 1];
       const int i = j % 2 * 2;
-      gpu::mma(z[j], a, gpu::pack(first[i], first[i + 1]), gpu::pack(second[i], second[i + 1]));
+      const uint32_t b0 = gpu::pack(first[i], first[i + 1]), b1 = gpu::pack(second[i], second[i + 1]);
+#pragma unroll
+      for (int t = 0; t < kAtOnce; ++t) gpu::mma(z[t][j], a[t], b0, b1);
     }
   }
 }
@@ -146,10 +158,10 @@ __device__ __forceinline__ void each_weight(Weights<S>& w, const Lane& l, Body f
 }
 
 // Writes the column sums of z over the 16 rows of this warp's tile.
-template <class S>
-__device__ __forceinline__ void sum_columns(float* to, const float (&z)[S::kColumnTiles][4], const Lane& l) {
+template <int kTiles>
+__device__ __forceinline__ void sum_columns(float* to, const float (&z)[kTiles][4], const Lane& l) {
 #pragma unroll
-  for (int n = 0; n < S::kColumnTiles; ++n)
+  for (int n = 0; n < kTiles; ++n)
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const float sum = sum_of_column(z[n][i] + z[n][2 + i]);
@@ -171,28 +183,90 @@ __device__ __forceinline__ void write_image(bf16* image, int pitch, const Weight
       }
 }
 
-// Normalises rows g and g + 8 of a tile; inverse[h] is 1/σ of row g + 8h.
+// The tile of 16 tokens of a warp, and its columns of them. S::kSplit warps share a tile.
 template <class S>
-__device__ __forceinline__ void normalize(float (&z)[S::kColumnTiles][4], float (&inverse)[2], float eps) {
+struct OwnTile {
+  int tile, half, row, column;  // the number of the tile and of the warp in it, the first row and column
+
+  __device__ explicit OwnTile(const Lane& l)
+      : tile(S::kSplit == 1 ? l.warp : l.warp % kMostTiles),
+        half(S::kSplit == 1 ? 0 : l.warp / kMostTiles),
+        row(tile * 16),
+        column(half * S::kOwnTiles * 8) {}
+};
+
+// Two numbers of each row, from one warp of a tile to the other: [tile, warp, 16, 2].
+constexpr int kShared = kMostTiles * 2 * 16 * 2;
+
+// Gives the other warp of the tile two numbers of rows g and g + 8, and takes those of the other warp. Between two calls with the same
+// memory is a barrier of the block.
+template <class S>
+__device__ __forceinline__ void exchange(const float (&mine)[2][2], float (&others)[2][2], float* shared, const OwnTile<S>& own,
+                                         const Lane& l) {
+  float* rows = shared + own.tile * 64;
+  if (l.c == 0) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) rows[own.half * 32 + (l.g + h * 8) * 2 + i] = mine[h][i];
+  }
+  gpu::barrier(1 + own.tile, 64);
+#pragma unroll
+  for (int h = 0; h < 2; ++h)
+#pragma unroll
+    for (int i = 0; i < 2; ++i) others[h][i] = rows[(1 - own.half) * 32 + (l.g + h * 8) * 2 + i];
+}
+
+// Adds two sums of each row over the warps of the tile.
+template <class S>
+__device__ __forceinline__ void add_of_tile(float (&sums)[2][2], float* shared, const OwnTile<S>& own, const Lane& l) {
+  if constexpr (S::kSplit > 1) {
+    float others[2][2];
+    exchange<S>(sums, others, shared, own, l);
+#pragma unroll
+    for (int h = 0; h < 2; ++h)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) sums[h][i] += others[h][i];
+  }
+}
+
+// Normalises rows g and g + 8 of a tile; inverse[h] is 1/σ of row g + 8h. Two halves with means m and m' and sums of squares around them
+// q and q' have the sum of squares q + q' + (m' - m)²·F/4 around their mean, (m + m')/2.
+template <class S>
+__device__ __forceinline__ void normalize(float (&z)[S::kOwnTiles][4], float (&inverse)[2], float eps, float* shared,
+                                          const OwnTile<S>& own, const Lane& l) {
+  float mine[2][2], others[2][2];
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     float mean = 0, square = 0;
 #pragma unroll
-    for (int n = 0; n < S::kColumnTiles; ++n) mean += z[n][2 * h] + z[n][2 * h + 1];
-    mean = sum_of_row(mean) / S::F;
+    for (int n = 0; n < S::kOwnTiles; ++n) mean += z[n][2 * h] + z[n][2 * h + 1];
+    mean = sum_of_row(mean) / (S::kOwnTiles * 8);
 #pragma unroll
-    for (int n = 0; n < S::kColumnTiles; ++n)
+    for (int n = 0; n < S::kOwnTiles; ++n)
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         float& v = z[n][2 * h + i];
         v -= mean;
         square += v * v;
       }
-    inverse[h] = rsqrtf(sum_of_row(square) / S::F + eps);
+    mine[h][0] = mean;
+    mine[h][1] = sum_of_row(square);
+  }
+  if constexpr (S::kSplit > 1) exchange<S>(mine, others, shared, own, l);
 #pragma unroll
-    for (int n = 0; n < S::kColumnTiles; ++n)
+  for (int h = 0; h < 2; ++h) {
+    float square = mine[h][1], shift = 0;
+    if constexpr (S::kSplit > 1) {
+      const float apart = others[h][0] - mine[h][0];
+      square += others[h][1] + apart * apart * (S::F / 4);
+      shift = apart / 2;
+    }
+    inverse[h] = rsqrtf(square / S::F + eps);
 #pragma unroll
-      for (int i = 0; i < 2; ++i) z[n][2 * h + i] *= inverse[h];
+    for (int n = 0; n < S::kOwnTiles; ++n)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) z[n][2 * h + i] = (z[n][2 * h + i] - shift) * inverse[h];
   }
 }
 

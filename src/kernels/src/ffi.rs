@@ -66,11 +66,28 @@ unsafe extern "C" {
         prefers_kernel: bool,
         out: *mut *mut C_tensor,
     ) -> Status;
+    pub fn vidtui_head_norm(
+        x: *const C_tensor,
+        gain: *const C_tensor,
+        bias: *const C_tensor,
+        factors: *const C_tensor,
+        eps: f64,
+        prefers_kernel: bool,
+        out: *mut *mut C_tensor,
+    ) -> Status;
     pub fn vidtui_rotate(
         x: *const C_tensor,
         factors: *const C_tensor,
         prefers_kernel: bool,
         out: *mut *mut C_tensor,
+    ) -> Status;
+    pub fn vidtui_gradients(
+        outputs: *const *const C_tensor,
+        cotangents: *const *const C_tensor,
+        count: usize,
+        inputs: *const *const C_tensor,
+        wanted: usize,
+        grads: *mut *mut C_tensor,
     ) -> Status;
     pub fn vidtui_linear(
         x: *const C_tensor,

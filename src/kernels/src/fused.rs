@@ -88,6 +88,32 @@ pub fn gated_add(x: &Tensor, update: &Tensor, gates: [&Tensor; 2], split: i64, o
     unsafe { Tensor::from_ptr(out) }
 }
 
+/// Normalizes each head of `x`, `[B, L, heads, F]`, with gain and bias `[F]`, then rotates it as [`rotate`] does if there are factors;
+/// differentiable in `x`, gain and bias. With the CUDA kernels, the graph keeps only `x`.
+///
+/// The kernels support heads of 16, 32, … or 512 bytes. Other heads use libtorch's LayerNorm.
+///
+/// # Panics
+/// The shapes do not match. tch's own operators panic too.
+pub fn head_norm(
+    x: &Tensor,
+    norm: (&Tensor, &Tensor),
+    factors: Option<&Tensor>,
+    eps: f64,
+    on_gpu: OnGpu,
+) -> Tensor {
+    let factors = factors.map_or(std::ptr::null(), Tensor::as_ptr);
+    let mut out = std::ptr::null_mut();
+    // SAFETY: all pointers are of tensors that outlive the call, or null for missing factors; it writes one new tensor on success.
+    let status = unsafe {
+        let (gain, bias) = (norm.0.as_ptr(), norm.1.as_ptr());
+        ffi::vidtui_head_norm(x.as_ptr(), gain, bias, factors, eps, on_gpu == OnGpu::Kernel, &raw mut out)
+    };
+    ffi::expect_done(status, "normalize heads");
+    // SAFETY: the call above created the tensor and transfers ownership to us.
+    unsafe { Tensor::from_ptr(out) }
+}
+
 /// Rotates adjacent pairs of `x`, `[B, L, heads, F]`, by the complex factors `[L, F/2]`, in fp32; differentiable in `x`.
 ///
 /// # Panics
@@ -118,6 +144,9 @@ mod tests {
     /// The gates of a TTT layer are parameters.
     const GATED_BY_PARAMETERS: [&[i64]; 4] = [&[B, L, D], &[B, L, D], &[D], &[D]];
 
+    /// Heads, gain and bias.
+    const HEADS: [&[i64]; 3] = [&[B, L, 3, 8], &[8], &[8]];
+
     type Operator = fn(&[Tensor]) -> Tensor;
 
     fn fused_norm(t: &[Tensor]) -> Tensor {
@@ -146,12 +175,21 @@ mod tests {
         (&GATED_BY_PARAMETERS, fused_gate, composite_gate),
     ];
 
+    fn composite_head_norm(t: &[Tensor], factors: Option<&Tensor>) -> Tensor {
+        let normed = t[0].layer_norm([8], Some(&t[1]), Some(&t[2]), EPS, true);
+        let turned = |factors: &Tensor| {
+            let pairs = normed.view([B, L, 3, 4, 2]).view_as_complex();
+            (pairs * factors.unsqueeze(1)).view_as_real().flatten(3, 4)
+        };
+        factors.map_or_else(|| normed.shallow_clone(), turned)
+    }
+
     fn random(sizes: &[&[i64]], kind: Kind) -> Vec<Tensor> {
         sizes.iter().map(|size| Tensor::randn(*size, (Kind::Double, Device::Cpu)).to_kind(kind)).collect()
     }
 
     /// Returns the output, then the gradients of the tensors whose bit in `trained` is set.
-    fn results(operator: Operator, tensors: &[Tensor], pull: &Tensor, trained: u32) -> Vec<Tensor> {
+    fn results(operator: &dyn Fn(&[Tensor]) -> Tensor, tensors: &[Tensor], pull: &Tensor, trained: u32) -> Vec<Tensor> {
         let is_trained = |i: usize| (trained >> i) & 1 == 1;
         let leaves: Vec<Tensor> =
             tensors.iter().enumerate().map(|(i, t)| t.detach().set_requires_grad(is_trained(i))).collect();
@@ -172,8 +210,8 @@ mod tests {
             let tensors = random(sizes, Kind::Double);
             let pull = Tensor::randn([B, L, D], (Kind::Double, Device::Cpu));
             for trained in 0..1 << sizes.len() {
-                let got = results(fused, &tensors, &pull, trained);
-                let want = results(composite, &tensors, &pull, trained);
+                let got = results(&fused, &tensors, &pull, trained);
+                let want = results(&composite, &tensors, &pull, trained);
                 for (got, want) in got.iter().zip(&want) {
                     assert_eq!(got.size(), want.size());
                     let error = ((got - want).norm() / want.norm()).double_value(&[]);
@@ -188,7 +226,7 @@ mod tests {
         for (sizes, fused, _) in PAIRS {
             let tensors = random(sizes, Kind::Double);
             let pull = Tensor::randn([B, L, D], (Kind::Double, Device::Cpu));
-            let grads = results(fused, &tensors, &pull, (1 << sizes.len()) - 1);
+            let grads = results(&fused, &tensors, &pull, (1 << sizes.len()) - 1);
             for (i, grad) in grads[1..].iter().enumerate() {
                 let direction = tensors[i].randn_like();
                 let loss = |step: f64| {
@@ -211,7 +249,7 @@ mod tests {
             let tensors = random(sizes, kind);
             let pull = Tensor::randn([B, L, D], (Kind::Double, Device::Cpu)).to_kind(kind);
             let of = |operator| results(operator, &tensors, &pull, 0b11);
-            for (got, want) in of(fused).iter().zip(&of(composite)) {
+            for (got, want) in of(&fused).iter().zip(&of(&composite)) {
                 assert_eq!((got.kind(), got), (want.kind(), want));
             }
         }
@@ -224,7 +262,7 @@ mod tests {
             tensors[0] = Tensor::randn([B, D, 2 * L], (Kind::Double, Device::Cpu)).narrow(2, 2, L).transpose(1, 2);
             let pull = Tensor::randn([B, D, L], (Kind::Double, Device::Cpu)).transpose(1, 2);
             let of = |operator| results(operator, &tensors, &pull, 0b1111);
-            for (got, want) in of(fused).iter().zip(&of(composite)) {
+            for (got, want) in of(&fused).iter().zip(&of(&composite)) {
                 assert!((got - want).abs().max().double_value(&[]) < 1e-12);
             }
         }
@@ -249,6 +287,19 @@ mod tests {
                 (out.detach(), grad)
             };
             assert_eq!(of(rotate(&x, &factors, OnGpu::Kernel)), of(composite_rotation(&x, &factors)));
+        }
+    }
+
+    #[test]
+    fn a_head_norm_has_the_numbers_of_separate_operators() {
+        let angles = Tensor::randn([L, 4], (Kind::Double, Device::Cpu));
+        let factors = Tensor::complex(&angles.cos(), &angles.sin()).to_kind(Kind::ComplexFloat);
+        let (tensors, pull) = (random(&HEADS, Kind::Float), Tensor::randn(HEADS[0], (Kind::Float, Device::Cpu)));
+        for factors in [None, Some(&factors)] {
+            let fused = |t: &[Tensor]| head_norm(&t[0], (&t[1], &t[2]), factors, EPS, OnGpu::Kernel);
+            let got = results(&fused, &tensors, &pull, 7);
+            let want = results(&|t| composite_head_norm(t, factors), &tensors, &pull, 7);
+            assert_eq!(got, want, "with factors: {}", factors.is_some());
         }
     }
 
@@ -285,10 +336,23 @@ mod tests {
                 let pull = Tensor::randn([B, L, D], (Kind::Double, Device::Cpu)).to_kind(kind);
                 let all = (1 << sizes.len()) - 1;
                 let exact: Vec<Tensor> = tensors.iter().map(|t| t.to_kind(Kind::Double)).collect();
-                let want = results(composite, &exact, &pull.to_kind(Kind::Double), all);
-                let got = results(fused, &tensors.iter().map(there).collect::<Vec<_>>(), &there(&pull), all);
+                let want = results(&composite, &exact, &pull.to_kind(Kind::Double), all);
+                let got = results(&fused, &tensors.iter().map(there).collect::<Vec<_>>(), &there(&pull), all);
                 for (got, want) in got.iter().zip(&want) {
                     near(got, want, kind, what);
+                }
+            }
+            let heads = random(&HEADS, kind);
+            let angles = Tensor::randn([L, 4], (Kind::Float, Device::Cpu));
+            let factors = Tensor::complex(&angles.cos(), &angles.sin());
+            for factors in [None, Some(&factors)] {
+                let pull = Tensor::randn(HEADS[0], (Kind::Double, Device::Cpu)).to_kind(kind);
+                let exact: Vec<Tensor> = heads.iter().map(|t| t.to_kind(Kind::Double)).collect();
+                let want = results(&|t| composite_head_norm(t, factors), &exact, &pull.to_kind(Kind::Double), 7);
+                let (on_gpu, factors) = (heads.iter().map(there).collect::<Vec<_>>(), factors.map(there));
+                let fused = |t: &[Tensor]| head_norm(&t[0], (&t[1], &t[2]), factors.as_ref(), EPS, OnGpu::Kernel);
+                for (got, want) in results(&fused, &on_gpu, &there(&pull), 7).iter().zip(&want) {
+                    near(got, want, kind, "head norm");
                 }
             }
             let angles = Tensor::randn([L, 4], (Kind::Float, Device::Cpu));

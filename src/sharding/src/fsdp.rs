@@ -8,6 +8,7 @@
 use crate::flat::{Layout, ParamKind, ShardRange, Slot, TpLayout};
 use crate::mesh::MeshGroups;
 use crate::offload::{Fetched, Offload};
+use c10d::ops::copy_each;
 use c10d::waits::{self, Place};
 use c10d::{Pending, Reduce, Result};
 use recipe::Accumulate;
@@ -418,10 +419,15 @@ impl Fsdp {
         let device = self.groups.device;
         let place = |flat: &Tensor, slot: usize| flat.narrow(0, layout.slots[slot].offset, layout.slots[slot].len);
         if shards == 1 {
+            let mut copies = Vec::new();
             for (slot, grad) in grads {
                 let mut to = place(&trained.grad, slot);
                 let from = grad.view(-1);
-                if to.device() != from.device() && !trained.filled {
+                if to.device() == from.device() && !trained.filled {
+                    copies.push((to, from));
+                    continue;
+                }
+                if !trained.filled {
                     c10d::cuda::copy(&to, &from)?;
                     continue;
                 }
@@ -430,8 +436,9 @@ impl Fsdp {
                     true => from,
                     false => waits::at(Place::SwappedGradients, || from.to_device(to.device())),
                 };
-                tch::no_grad(|| if trained.filled { to += from } else { to.copy_(&from) });
+                tch::no_grad(|| to += from);
             }
+            copy_each(&copies)?;
             trained.filled = true;
             if self.grad_sync == GradSync::Reduce && !swapped {
                 return self.sum_over_replicas(unit);
@@ -448,10 +455,11 @@ impl Fsdp {
             }
             flat
         });
-        for (slot, grad) in grads {
-            let mut to = place(&flat, slot);
-            let from = grad.view(-1);
-            tch::no_grad(|| if first { to.copy_(&from) } else { to += from });
+        let mut pairs: Vec<_> = grads.into_iter().map(|(slot, grad)| (place(&flat, slot), grad.view(-1))).collect();
+        if first {
+            copy_each(&pairs)?;
+        } else {
+            tch::no_grad(|| pairs.iter_mut().for_each(|(to, from)| *to += &*from));
         }
         if self.grad_sync == GradSync::Accumulate && self.accumulate == Accumulate::Whole {
             trained.whole = Some(flat);

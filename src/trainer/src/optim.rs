@@ -81,6 +81,11 @@ impl Segment {
     fn part(&self, of: &Tensor) -> Tensor {
         of.narrow(0, self.start, self.len)
     }
+
+    /// Returns whether both have the same rate and weight decay.
+    fn has_settings_of(&self, other: &Self) -> bool {
+        (self.rate, self.weight_decay) == (other.rate, other.weight_decay)
+    }
 }
 
 /// Returns the trained ranges of this rank.
@@ -95,7 +100,7 @@ fn segments(fsdp: &Fsdp, tables: &[Vec<ParamSpec>], o: &Optimizer, unit: usize) 
         let next = Segment::of(o, &tables[unit][owned.range.slot], &owned);
         match segments.last_mut() {
             // The padding between both is zero, and so are its gradients, so an update leaves it zero.
-            Some(last) if (last.rate, last.weight_decay) == (next.rate, next.weight_decay) => {
+            Some(last) if last.has_settings_of(&next) => {
                 last.len = next.start + next.len - last.start;
             }
             _ => segments.push(next),

@@ -139,16 +139,19 @@ impl Block {
         let heads = |slot| p.affine(slot).linear(&normed).view([size[0], size[1], -1, self.head_dim]);
         // Frames that segments share are projected once; then each segment gets its tokens at its own positions.
         let split = |x: Tensor| grid.segments.as_ref().map_or_else(|| x.shallow_clone(), |s| s.split(&x));
-        let turned = |x: Tensor| match &grid.rotary {
-            Some(rotary) => rotate(&x, rotary, self.fused),
-            None => x,
-        };
         let norms = self.head_norms(p, tp)?;
-        let normed_heads = |slot, gain: &Tensor, bias: &Tensor| {
-            heads(slot).layer_norm([self.head_dim], Some(gain), Some(bias), self.qk_eps, true)
+        let normed_heads = |slot, norm: (&Tensor, &Tensor)| {
+            let (x, rotary) = (heads(slot), grid.rotary.as_ref());
+            match &grid.segments {
+                None => fused::head_norm(&x, norm, rotary, self.qk_eps, self.fused),
+                Some(segments) => {
+                    let x = segments.split(&fused::head_norm(&x, norm, None, self.qk_eps, self.fused));
+                    rotary.map_or_else(|| x.shallow_clone(), |rotary| rotate(&x, rotary, self.fused))
+                }
+            }
         };
-        let q = turned(split(normed_heads(self.q, &norms[0], &norms[1])));
-        let k = turned(split(normed_heads(self.k, &norms[2], &norms[3])));
+        let q = normed_heads(self.q, (&norms[0], &norms[1]));
+        let k = normed_heads(self.k, (&norms[2], &norms[3]));
         let v = split(heads(self.v));
         let out = mixers.scaled_dot_product(&q.transpose(1, 2), &k.transpose(1, 2), &v.transpose(1, 2));
         let merged = out.transpose(1, 2).flatten(2, 3);

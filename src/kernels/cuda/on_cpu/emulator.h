@@ -68,11 +68,13 @@ struct Fiber {
 };
 
 struct Warp { Gate gate; Operands lanes[32]; };
+struct Named { Gate gate; std::vector<int> arrived; };
 
 struct Block {
   std::vector<Fiber> fibers;
   std::vector<Warp> warps;
   Gate barrier;
+  Named named[16];
   std::vector<char> memory;
   char* shared = nullptr;
   jmp_buf home;
@@ -114,6 +116,19 @@ UNSEEN inline void barrier() {
     g.turn = turn;
   }
   wait(g, turn);
+}
+
+UNSEEN inline void named_barrier(int number, int threads) {
+  if (number < 1 || number > 15 || threads % 32) fail("a named barrier does not exist, or is not for whole warps");
+  Named& n = block->named[number];
+  const uint64_t turn = n.gate.turn + 1;
+  n.arrived.push_back(current);
+  if (int(n.arrived.size()) == threads) {
+    race_join(n.arrived.data(), threads);
+    n.arrived.clear();
+    n.gate.turn = turn;
+  }
+  wait(n.gate, turn);
 }
 
 UNSEEN inline float from_bf16(uint16_t h) {
@@ -306,7 +321,9 @@ UNSEEN inline void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint3
   const uint32_t b[2] = {b0, b1};
   emulator::together({emulator::Instruction::Mma, a, b, c, 0});
 }
+UNSEEN inline void barrier(int number, int threads) { emulator::named_barrier(number, threads); }
 UNSEEN inline float tanh_fast(float x) { return std::tanh(x); }
+UNSEEN inline void prefetch(const void*) {}
 UNSEEN inline void copy16(void* to, const void* from) {
   if (uintptr_t(to) % 16 || uintptr_t(from) % 16) emulator::fail("an address of a copy is not aligned to 16 bytes");
   if (emulator::copies_at_once) {

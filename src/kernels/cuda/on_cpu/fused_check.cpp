@@ -1,7 +1,7 @@
 // Compares the fused operators' kernels on the emulator with plain loops over doubles, and the loops' gradients with finite differences.
 //
 //   fused_check differences
-//   fused_check norm|gate|rotation bf16|float SAMPLES LENGTH SPLIT WIDTH HEADS SHARED_VECTORS SEED
+//   fused_check norm|heads|gate|rotation bf16|float SAMPLES LENGTH SPLIT WIDTH HEADS SHARED_VECTORS SEED
 //
 // Exit status: 0, 1 if numbers differ, 2 if threads race, 3 if the emulator stops a kernel.
 
@@ -68,6 +68,43 @@ Outcome norm(const Sizes& s, const Tensors& t) {
   return g;
 }
 
+// y = the norm of each head of F numbers with the first F numbers of gain and bias, rotated unless all samples share vectors.
+Outcome heads(const Sizes& s, const Tensors& t) {
+  Outcome g = empty_like(t);
+  for (Numbers* none : {&g.u, &g.first[0], &g.first[1], &g.second[0], &g.second[1]}) none->clear();
+  const size_t head = s.width / s.heads;
+  const auto turned = [&](const double* from, double* to, size_t at, double sign) {
+    for (size_t i = 0; i < head; i += 2) {
+      const double* factor = &t.factors[at / s.width % s.length * head + i];
+      const double cosine = s.shared_vectors ? 1 : factor[0], sine = s.shared_vectors ? 0 : sign * factor[1];
+      to[i] = from[i] * cosine - from[i + 1] * sine;
+      to[i + 1] = from[i] * sine + from[i + 1] * cosine;
+    }
+  };
+  for (size_t at = 0; at < t.x.size(); at += head) {
+    const double* x = &t.x[at];
+    double mean = 0, variance = 0, sum = 0, projection = 0;
+    for (size_t i = 0; i < head; ++i) mean += x[i] / head;
+    for (size_t i = 0; i < head; ++i) variance += (x[i] - mean) * (x[i] - mean) / head;
+    const double inverse = 1 / std::sqrt(variance + kEps);
+    Numbers hat(head), normed(head), d(head);
+    for (size_t i = 0; i < head; ++i) {
+      hat[i] = (x[i] - mean) * inverse;
+      normed[i] = hat[i] * t.gain[i] + t.bias[i];
+    }
+    turned(normed.data(), &g.out[at], at, 1);
+    turned(&t.dy[at], d.data(), at, -1);
+    for (size_t i = 0; i < head; ++i) {
+      g.gain[i] += d[i] * hat[i];
+      g.bias[i] += d[i];
+      sum += d[i] * t.gain[i] / head;
+      projection += d[i] * t.gain[i] * hat[i] / head;
+    }
+    for (size_t i = 0; i < head; ++i) g.x[at + i] = (d[i] * t.gain[i] - sum - hat[i] * projection) * inverse;
+  }
+  return g;
+}
+
 // y = x + second∘u. The gradient of x is dy.
 Outcome gate(const Sizes& s, const Tensors& t) {
   Outcome g = empty_like(t);
@@ -104,7 +141,7 @@ using Reference = Outcome (*)(const Sizes&, const Tensors&);
 const struct {
   const char* name;
   Reference reference;
-} kOperators[] = {{"norm", norm}, {"gate", gate}, {"rotation", rotation}};
+} kOperators[] = {{"norm", norm}, {"heads", heads}, {"gate", gate}, {"rotation", rotation}};
 
 Tensors random_tensors(const Sizes& s, Type type) {
   const size_t all = size_t(s.samples) * s.length * s.width, vectors = size_t(s.shared_vectors ? 1 : s.samples) * s.width;
@@ -198,6 +235,8 @@ int main(int count, char** arguments) {
   bool good;
   if (name == "norm") {
     good = compare(run_norm(type, sizes, t, kEps), norm(sizes, t), type);
+  } else if (name == "heads") {
+    good = compare(run_heads(type, sizes, t, kEps), heads(sizes, t), type);
   } else if (name == "gate") {
     good = compare(run_gate(type, sizes, t), gate(sizes, t), type);
   } else {

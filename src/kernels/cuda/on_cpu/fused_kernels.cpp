@@ -92,6 +92,32 @@ Outcome norm(const Sizes& sizes, const Tensors& t, double eps) {
 }
 
 template <class T>
+Outcome heads(const Sizes& sizes, const Tensors& t, double eps) {
+  const Launcher launch{sizes};
+  const int head = sizes.width / sizes.heads;
+  const auto first = [&](const Numbers& all) { return Numbers(all.begin(), all.begin() + head); };
+  Memory<T> x(t.x), gain(first(t.gain)), bias(first(t.bias)), dy(t.dy), out(t.x.size()), dx(t.x.size()), dgain(head), dbias(head);
+  Memory<float> factors(t.factors);
+  const fused::HeadNorm in{x.data(), gain.data(), bias.data(), sizes.shared_vectors ? nullptr : factors.data(), head, float(eps)};
+  const int64_t count = launch.count() * sizes.heads, at_a_time = kThreads / (head / fused::kPiece<T>);
+  // Two rounds for each block, so that a block adds several heads.
+  const int64_t chunk = 2 * at_a_time;
+  const unsigned blocks = unsigned((count + chunk - 1) / chunk);
+  Memory<float> sums(size_t(blocks) * 2 * head);
+  launch(blocks_of(int64_t(t.x.size()) / fused::kPiece<T>), 1, 0, [&] { fused::head_norm_forward<T>(launch.rows, in, out.data()); });
+  launch(blocks, 1, fused::kHeadSumsShared<T>,
+         [&] { fused::head_norm_backward<T>(launch.rows, in, chunk, dy.data(), dx.data(), sums.data()); });
+  launch(blocks_of(2 * head * 32), 1, 0,
+         [&] { fused::head_vector_gradients<T>(head, int(blocks), sums.data(), dgain.data(), dbias.data()); });
+  sums.numbers();
+  const auto padded = [&](Numbers v) {
+    v.resize(sizes.width, 0.0);
+    return v;
+  };
+  return {out.numbers(), dx.numbers(), {}, padded(dgain.numbers()), padded(dbias.numbers()), {}, {}};
+}
+
+template <class T>
 Outcome gate(const Sizes& sizes, const Tensors& t) {
   const Launcher launch{sizes};
   Memory<T> x(t.x), u(t.u), dy(t.dy), out(t.x.size()), du(t.x.size()), gate0(t.second[0]), gate1(t.second[1]);
@@ -126,6 +152,9 @@ Outcome run_norm(Type type, const Sizes& sizes, const Tensors& tensors, double e
     return type == Type::Bf16 ? norm<bf16, 96>(sizes, tensors, eps) : norm<float, 96>(sizes, tensors, eps);
   }
   return type == Type::Bf16 ? norm<bf16, 32>(sizes, tensors, eps) : norm<float, 32>(sizes, tensors, eps);
+}
+Outcome run_heads(Type type, const Sizes& sizes, const Tensors& tensors, double eps) {
+  return type == Type::Bf16 ? heads<bf16>(sizes, tensors, eps) : heads<float>(sizes, tensors, eps);
 }
 Outcome run_gate(Type type, const Sizes& sizes, const Tensors& tensors) {
   return type == Type::Bf16 ? gate<bf16>(sizes, tensors) : gate<float>(sizes, tensors);

@@ -27,6 +27,8 @@ struct Outcome {
 };
 
 Outcome run_norm(Type type, const Sizes& sizes, const Tensors& tensors, double eps);
+// Gain and bias are the first numbers of theirs; all samples that share vectors have heads that are not rotated.
+Outcome run_heads(Type type, const Sizes& sizes, const Tensors& tensors, double eps);
 Outcome run_gate(Type type, const Sizes& sizes, const Tensors& tensors);
 // The output, and the gradient of x.
 Outcome run_rotation(Type type, const Sizes& sizes, const Tensors& tensors);

@@ -141,10 +141,15 @@ impl Method for AdamW {
         fsdp.visit(Access::Write, |view| match shards.next().expect("every trained shard has moments") {
             Shard::Whole { moments: [first, second], segments, .. } => {
                 with_state(fsdp, [first, second], |[first, second]| {
-                    segments.iter().try_for_each(|segment| {
-                        let [p, g, m, v] = [view.master, view.grad, first, second].map(|t| segment.part(t));
-                        adamw(segment).step(&p, &g, &m, &v)
-                    })
+                    let mut alike: Vec<(&Segment, Vec<[Tensor; 4]>)> = Vec::new();
+                    for segment in segments {
+                        let part = [view.master, view.grad, first, second].map(|t| segment.part(t));
+                        match alike.iter_mut().find(|(other, _)| segment.has_settings_of(other)) {
+                            Some((_, parts)) => parts.push(part),
+                            None => alike.push((segment, vec![part])),
+                        }
+                    }
+                    alike.iter().try_for_each(|(segment, parts)| adamw(segment).step_each(parts))
                 })
             }
             Shard::Ranges { ranges, .. } => ranges.iter().try_for_each(|Range { segment, moments, .. }| {
