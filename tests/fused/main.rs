@@ -158,7 +158,11 @@ const BREAKS: Breaks = Breaks {
         ("fused.h", "first < end; first += at_a_time", "first < end; first += 2 * at_a_time"),
         ("fused.h", "(d[i] - sum - hat[i] * projection) * inverse", "(d[i] - hat[i] * projection) * inverse"),
         ("fused.h", "(d[i] - sum - hat[i] * projection) * inverse", "(d[i] - sum) * inverse"),
-        ("fused.h", "of_gain[i] += d[i] * hat[i];\n        d[i] *= gain[i];", "d[i] *= gain[i];\n        of_gain[i] += d[i] * hat[i];"),
+        (
+            "fused.h",
+            "of_gain[i] += d[i] * hat[i];\n        d[i] *= gain[i];",
+            "d[i] *= gain[i];\n        of_gain[i] += d[i] * hat[i];",
+        ),
         ("fused.h", "for (int i = 0; i < at_a_time; ++i) sum", "for (int i = 1; i < at_a_time; ++i) sum"),
         ("fused.h", "for (int block = lane;", "for (int block = lane + 1;"),
         ("fused.h", "void* to = at < width ? bias : gain;", "void* to = at < width ? gain : bias;"),

@@ -20,7 +20,7 @@ const BREAKS: Breaks = Breaks {
         ("ttt_tiles.h", "tile_of(tile, t, tiles) * 16", "tile * 16"),
         ("ttt_forward.h", "if (tile + t >= tiles) continue;", ""),
         ("ttt_tiles.h", "gpu::load_transposed(a[m], along", "gpu::load_matrices(a[m], along"),
-        ("ttt_tiles.h", "unit + j * 8, k * 16, lane", "unit, k * 16, lane"),
+        ("ttt_backward.h", "unit + j * 8, k * 16, l.lane", "unit, k * 16, l.lane"),
         ("ttt_tiles.h", "v += __shfl_xor_sync(~0u, v, 8);", ";"),
         ("ttt_sizes.h", "P = F + 8", "P = F + 4"),
         ("ttt_tiles.h", "3 * kLinear * kCubic", "2 * kLinear * kCubic"),
@@ -29,15 +29,19 @@ const BREAKS: Breaks = Breaks {
         ("ttt_forward.h", "for (int i = l.thread; i < tokens / 4;", "for (int i = l.thread; i < tokens / 8;"),
         ("ttt_forward.h", "return s.k + batch % 2 * tokens * P;", "return s.k;"),
         ("ttt_forward.h", "u0 * low(curve)", "u0 * high(curve)"),
-        ("ttt_forward.h", "v = (d[h][n][i] - mean - v * projection) * inverse[h];", "v = (d[h][n][i] - mean) * inverse[h];"),
+        (
+            "ttt_forward.h",
+            "v = (d[h][n][i] - mean - v * projection) * inverse[h];",
+            "v = (d[h][n][i] - mean) * inverse[h];",
+        ),
         ("ttt_forward.h", "add_update<S>(inner, a, k, tile * 16, l.lane);", "add_update<S>(inner, a, k, 0, l.lane);"),
-        ("ttt_backward.h", "const float dsigma = eta * -deta * inverse;", "const float dsigma = 0;"),
+        ("ttt_backward.h", "dsigma = etas[h] * -detas[h][0] * inverses[h];", "dsigma = 0;"),
         ("ttt_backward.h", "each_inner_bias([&](float& d, int u) { d += sums[u]; });", ";"),
         ("ttt_backward.h", "add_update<S>(outer, a, s.g, tile * 16, l.lane);", ";"),
-        ("ttt_backward.h", "+ low(curve), d1", ", d1"),
+        ("ttt_backward.h", " + low(curve[j][h]);", ";"),
         ("ttt_backward.h", "const bool starts = chunk", "const bool starts = true || chunk"),
         ("ttt_backward.h", "(product ? layout.inner : layout.dinner)", "layout.dinner"),
-        ("ttt_backward.h", "packed_at(j / 2, 2 * k + 1, j % 2)", "packed_at(j / 2, 2 * k, j % 2)"),
+        ("ttt_backward.h", "packed_at(j / 2, 2 * k + i % 2, i / 2)", "packed_at(j / 2, 2 * k, i / 2)"),
     ],
 };
 
@@ -51,6 +55,13 @@ const BREAKS_OF_PAIRS: Breaks = Breaks {
         ("ttt_tiles.h", "column(half * S::kOwnTiles * 8)", "column(0)"),
         ("ttt_forward.h", "(own.half * S::kOwnTiles + n) * 4", "n * 4"),
         ("ttt_forward.h", "own.tile * F + own.column, z, l);", "own.tile * F, z, l);"),
+        ("ttt_backward.h", "own.half * S::kOwnTiles * 4 + 2 * h", "2 * h"),
+        (
+            "ttt_backward.h",
+            "add_of_tile<S>(of_d, s.exchanged[2], own, l);",
+            "add_of_tile<S>(of_d, s.exchanged[1], own, l);",
+        ),
+        ("ttt_backward.h", "own.tile * F + own.column, z, l);", "own.tile * F, z, l);"),
     ],
     ..BREAKS
 };

@@ -15,11 +15,11 @@ pub fn copy_each(pairs: &[(Tensor, Tensor)]) -> Result<()> {
     }
     let doing = || format!("copy {} tensors", pairs.len());
     if let Some((to, from)) = pairs.iter().find(|(to, from)| (to.size(), to.device()) != (from.size(), from.device())) {
-        let why = format!("one of {:?} on {:?} is for {:?} on {:?}", from.size(), from.device(), to.size(), to.device());
+        let why =
+            format!("one of {:?} on {:?} is for {:?} on {:?}", from.size(), from.device(), to.size(), to.device());
         return Err(Error::argument(doing(), why));
     }
-    let (to, from): (Vec<_>, Vec<_>) =
-        pairs.iter().map(|(to, from)| (to.as_ptr(), from.as_ptr())).unzip();
+    let (to, from): (Vec<_>, Vec<_>) = pairs.iter().map(|(to, from)| (to.as_ptr(), from.as_ptr())).unzip();
     // SAFETY: all tensors outlive the call, which reads as many pointers of each list as the number says.
     check(unsafe { ffi::vidtui_copy_each(to.as_ptr(), from.as_ptr(), pairs.len()) }, doing)
 }
@@ -72,7 +72,8 @@ impl AdamW {
     /// [`Error::Argument`] if the tensors are not like this, or `step` is 0.
     pub fn step_each(&self, tensors: &[[Tensor; 4]]) -> Result<()> {
         let Some([first, ..]) = tensors.first() else { return Ok(()) };
-        let (doing, place) = (|| format!("apply AdamW step {} to {} tensors", self.step, tensors.len()), first.device());
+        let (doing, place) =
+            (|| format!("apply AdamW step {} to {} tensors", self.step, tensors.len()), first.device());
         for of_one in tensors {
             let size = of_one[0].size();
             for (name, tensor) in ["parameter", "gradient", "exp_avg", "exp_avg_sq"].iter().zip(of_one) {

@@ -60,7 +60,9 @@ fn follow(folder: &Utf8Path) -> usize {
             conditions: Vec::new(),
         };
         let pass = network
-            .forward_backward(&mut units, &inputs.map(there), |out| (out * there(&case["in.grad_sample"])).sum(Kind::Float))
+            .forward_backward(&mut units, &inputs.map(there), |out| {
+                (out * there(&case["in.grad_sample"])).sum(Kind::Float)
+            })
             .expect("one rank has no peers");
         let error = relative(&pass.output, &case["out.sample"], 0.0);
         assert!(error < 1e-5, "{folder} {keep:?}: output differs by {error:e}");
@@ -180,7 +182,10 @@ fn the_output_depends_on_the_recorded_offset() {
             timestep: case["in.timestep"].shallow_clone(),
             conditions: Vec::new(),
         };
-        network.forward_backward(&mut units, &inputs.map(there), |out| out.sum(Kind::Float)).expect("one rank has no peers").output
+        network
+            .forward_backward(&mut units, &inputs.map(there), |out| out.sum(Kind::Float))
+            .expect("one rank has no peers")
+            .output
     };
     assert_eq!(output(None), output(Some(2.0)));
     assert!(relative(&output(Some(3.0)), &output(None), 0.0) > 1e-4);

@@ -18,7 +18,7 @@ namespace ttt {
 template <class S>
 struct ChainShared {
   bf16 *x, *y, *image, *k, *q, *g, *dz;
-  float *outer_bias, *part, *gamma, *beta, *dgamma, *dbeta;
+  float *outer_bias, *part, *gamma, *beta, *dgamma, *dbeta, *exchanged[4];
   size_t size;
 
   __host__ __device__ ChainShared(char* base, int tokens) {
@@ -35,6 +35,7 @@ struct ChainShared {
     for (bf16** tile : {&k, &q, &g, &dz}) *tile = reinterpret_cast<bf16*>(next(narrow));
     for (float** row : {&outer_bias, &gamma, &beta}) *row = reinterpret_cast<float*>(next(S::F * 4));
     for (float** rows : {&part, &dgamma, &dbeta}) *rows = reinterpret_cast<float*>(next(tokens / 16 * S::F * 4));
+    for (float*& numbers : exchanged) numbers = reinterpret_cast<float*>(next(S::kSplit > 1 ? kShared * 4 : 0));
   }
 };
 
@@ -44,8 +45,9 @@ __global__ void __launch_bounds__(S::kThreads, 1) ttt_chain(const Shape shape, c
                                                             const Chunk chunk, const Grads grads) {
   constexpr int F = S::F, U = S::U, P = S::P, PU = S::PU, R = S::R, kOwned = 32 * S::kOwners;
   const Lane l;
-  const int tokens = shape.mini_batch, tiles = tokens / 16, row = l.warp * 16, unit = l.warp * R;
-  const bool owns = l.warp < S::kOwners, has_tile = l.warp < tiles;
+  const OwnTile<S> own(l);
+  const int tokens = shape.mini_batch, tiles = tokens / 16, row = own.row, unit = l.warp * R;
+  const bool owns = l.warp < S::kOwners, has_tile = own.tile < tiles;
   const int sequence = blockIdx.x, head = sequence % shape.heads, batches = shape.length / tokens;
   const int groups = (batches + shape.group - 1) / shape.group;
   const int first = chunk.first_group * shape.group, span = chunk.groups * shape.group;
@@ -92,6 +94,15 @@ __global__ void __launch_bounds__(S::kThreads, 1) ttt_chain(const Shape shape, c
     return (tile * 16 + l.g + h * 8) * pitch + unit + j * 8 + l.c;
   };
   const auto pair_at = [&](int tile, int j, int h) { return ((tile * S::kUnitTiles + j) * 2 + h) * kOwned + l.thread; };
+
+  // Loads this thread's pairs of a tile at once: a load after a store to the workspace would wait for it.
+  const auto load_pairs = [&](uint32_t (&to)[S::kUnitTiles][2], size_t part, const char* kept, int tile) {
+#pragma unroll
+    for (int j = 0; j < S::kUnitTiles; ++j)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) to[j][h] = reinterpret_cast<const uint32_t*>(kept + part)[pair_at(tile, j, h)];
+  };
+  const auto column_at = [&](int n) { return own.column + n * 8 + l.c; };
 
   for (int batch = last - 1; batch >= first; --batch) {
     char* kept = work.kept + (int64_t(sequence) * span + batch - first) * layout.size;
@@ -181,15 +192,17 @@ __global__ void __launch_bounds__(S::kThreads, 1) ttt_chain(const Shape shape, c
 #pragma unroll
           for (int t = 0; t < kAtOnce; ++t) {
             if (tile + t >= tiles) continue;
+            uint32_t slope[S::kUnitTiles][2], curve[S::kUnitTiles][2];
+            load_pairs(slope, layout.slope, kept, tile + t);
+            load_pairs(curve, layout.curve, kept, tile + t);
 #pragma unroll
             for (int j = 0; j < S::kUnitTiles; ++j)
 #pragma unroll
               for (int h = 0; h < 2; ++h) {
                 const float d0 = d[t][j][2 * h], d1 = d[t][j][2 * h + 1];
-                const uint32_t slope = reinterpret_cast<const uint32_t*>(kept + layout.slope)[pair_at(tile + t, j, h)];
-                uint32_t& curve = reinterpret_cast<uint32_t*>(kept + layout.curve)[pair_at(tile + t, j, h)];
-                word(s.y + wide_at(tile + t, j, h, PU)) = gpu::pack(d0 * low(slope), d1 * high(slope));
-                curve = gpu::pack(d0 * low(curve), d1 * high(curve));
+                word(s.y + wide_at(tile + t, j, h, PU)) = gpu::pack(d0 * low(slope[j][h]), d1 * high(slope[j][h]));
+                reinterpret_cast<uint32_t*>(kept + layout.curve)[pair_at(tile + t, j, h)] =
+                    gpu::pack(d0 * low(curve[j][h]), d1 * high(curve[j][h]));
               }
           }
         }
@@ -197,13 +210,13 @@ __global__ void __launch_bounds__(S::kThreads, 1) ttt_chain(const Shape shape, c
       }
       __syncthreads();  // dU and the image of W2 are complete.
     }
-    float z[S::kColumnTiles][4];
+    float z[S::kOwnTiles][4];
     if (has_tile) {
 #pragma unroll
-      for (int n = 0; n < S::kColumnTiles; ++n)
+      for (int n = 0; n < S::kOwnTiles; ++n)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) z[n][i] = s.outer_bias[n * 8 + l.c + i % 2];
-      if constexpr (S::kMlp) add_product<S>(z, s.y, PU, row, s.image, 0, l.lane);
+        for (int i = 0; i < 4; ++i) z[n][i] = s.outer_bias[column_at(n) + i % 2];
+      if constexpr (S::kMlp) add_product<S>(z, s.y, PU, row, s.image, own.column, l.lane);
     }
     if constexpr (S::kMlp) __syncthreads();  // All warps have read the image of W2.
     if (owns) write_image<S>(s.image, P, outer, l);
@@ -211,71 +224,97 @@ __global__ void __launch_bounds__(S::kThreads, 1) ttt_chain(const Shape shape, c
 
     // From dG to dZ, dT and dη.
     if (has_tile) {
-      add_product<S>(z, S::kMlp ? s.x : s.k, S::kMlp ? PU : P, row, s.image, 0, l.lane);
+      add_product<S>(z, S::kMlp ? s.x : s.k, S::kMlp ? PU : P, row, s.image, own.column, l.lane);
+      // x̂, the output of the inner LayerNorm minus the target, and sums over the rows; of rows g and g + 8.
+      float hats[2][S::kOwnTiles][2], residuals[2][S::kOwnTiles][2], inverses[2], etas[2], sums[2][2];
+      // Calls f(h, d, x̂, residual, column) for each number of the rows.
+      const auto each = [&](int h, auto f) {
+#pragma unroll
+        for (int n = 0; n < S::kOwnTiles; ++n)
+#pragma unroll
+          for (int i = 0; i < 2; ++i) f(z[n][2 * h + i], hats[h][n][i], residuals[h][n][i], column_at(n) + i);
+      };
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const int r = row + l.g + h * 8;
         const int64_t token = token_at(batch) + r;
-        const float inverse = reinterpret_cast<const float*>(kept + layout.inverse)[r], eta = in.eta[token];
-        const float* hats = reinterpret_cast<const float*>(kept + layout.hat) + (l.warp * S::kColumnTiles * 4 + 2 * h) * 32 + l.lane;
-        const auto each = [&](auto f) {
+        inverses[h] = reinterpret_cast<const float*>(kept + layout.inverse)[r];
+        etas[h] = in.eta[token];
+        const int place = own.tile * S::kColumnTiles * 4 + own.half * S::kOwnTiles * 4 + 2 * h;
+        const float* from = reinterpret_cast<const float*>(kept + layout.hat) + place * 32 + l.lane;
 #pragma unroll
-          for (int n = 0; n < S::kColumnTiles; ++n) {
-            const uint32_t target = word(in.target + token * F + n * 8 + l.c);
+        for (int n = 0; n < S::kOwnTiles; ++n) {
+          const uint32_t target = word(in.target + token * F + column_at(n));
 #pragma unroll
-            for (int i = 0; i < 2; ++i) {
-              const int at = n * 8 + l.c + i;
-              const float hat = hats[(n * 4 + i) * 32];
-              f(z[n][2 * h + i], at, hat, s.gamma[at] * hat + s.beta[at] - half_of(target, i));
-            }
+          for (int i = 0; i < 2; ++i) {
+            const int at = column_at(n) + i;
+            hats[h][n][i] = from[(n * 4 + i) * 32];
+            residuals[h][n][i] = s.gamma[at] * hats[h][n][i] + s.beta[at] - half_of(target, i);
           }
-        };
+        }
         float mean = 0, projection = 0;
-        each([&](float, int at, float hat, float residual) {
+        each(h, [&](float, float hat, float residual, int at) {
           const float gradient = residual * s.gamma[at];
           mean += gradient;
           projection += gradient * hat;
         });
-        mean = sum_of_row(mean) / F;
-        projection = sum_of_row(projection) / F;
-        // g2 = (gradient - mean - x̂ projection)/σ, G = -η g2.
+        sums[h][0] = sum_of_row(mean);
+        sums[h][1] = sum_of_row(projection);
+      }
+      add_of_tile<S>(sums, s.exchanged[0], own, l);
+      // g2 = (gradient - mean - x̂ projection)/σ, G = -η g2.
+      float projections[2], detas[2][2] = {}, of_d[2][2];
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const float mean = sums[h][0] / F, projection = sums[h][1] / F;
+        projections[h] = projection;
         float deta = 0, mean_d = 0, projection_d = 0;
-        each([&](float d, int at, float hat, float residual) {
-          deta -= d * (residual * s.gamma[at] - mean - hat * projection) * inverse;
-          const float dhat = -eta * d * inverse;
+        each(h, [&](float d, float hat, float residual, int at) {
+          deta -= d * (residual * s.gamma[at] - mean - hat * projection) * inverses[h];
+          const float dhat = -etas[h] * d * inverses[h];
           mean_d += dhat;
           projection_d += dhat * hat;
         });
-        deta = sum_of_row(deta);
-        mean_d = sum_of_row(mean_d) / F;
-        projection_d = sum_of_row(projection_d) / F;
-        if (l.c == 0) grads.eta[token] = deta;
-        const float dsigma = eta * -deta * inverse;
+        detas[h][0] = sum_of_row(deta);
+        of_d[h][0] = sum_of_row(mean_d);
+        of_d[h][1] = sum_of_row(projection_d);
+      }
+      add_of_tile<S>(detas, s.exchanged[1], own, l);
+      add_of_tile<S>(of_d, s.exchanged[2], own, l);
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const int64_t token = token_at(batch) + row + l.g + h * 8;
+        const float mean_d = of_d[h][0] / F, projection_d = of_d[h][1] / F;
+        if (l.c == 0 && own.half == 0) grads.eta[token] = detas[h][0];
         float mean_x = 0, projection_x = 0;
-        each([&](float& d, int at, float hat, float residual) {
-          const float gain = s.gamma[at], dhat = -eta * d * inverse, dgradient = dhat - mean_d - hat * projection_d;
+        each(h, [&](float& d, float hat, float residual, int at) {
+          const float gain = s.gamma[at], dhat = -etas[h] * d * inverses[h], dgradient = dhat - mean_d - hat * projection_d;
           const float dy = dgradient * gain, dgamma = sum_of_column(dgradient * residual + dy * hat);
           const float dbeta = sum_of_column(dy);
           if (l.g == 0) {
-            s.dgamma[l.warp * F + at] += dgamma;
-            s.dbeta[l.warp * F + at] += dbeta;
+            s.dgamma[own.tile * F + at] += dgamma;
+            s.dbeta[own.tile * F + at] += dbeta;
           }
           grads.target[token * F + at] = static_cast<bf16>(gpu::pack(-dy, 0));
-          d = dy * gain - projection * dhat - residual * gain * projection_d;
+          d = dy * gain - projections[h] * dhat - residual * gain * projection_d;
           mean_x += d;
           projection_x += d * hat;
         });
-        mean_x = sum_of_row(mean_x) / F;
-        projection_x = sum_of_row(projection_x) / F;
-        each([&](float& d, int, float hat, float) {
-          d = (d - mean_x - hat * projection_x) * inverse + dsigma * hat / F;
+        sums[h][0] = sum_of_row(mean_x);
+        sums[h][1] = sum_of_row(projection_x);
+      }
+      add_of_tile<S>(sums, s.exchanged[3], own, l);
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const int r = row + l.g + h * 8;
+        const float mean_x = sums[h][0] / F, projection_x = sums[h][1] / F, dsigma = etas[h] * -detas[h][0] * inverses[h];
+        each(h, [&](float& d, float hat, float, int) {
+          d = (d - mean_x - hat * projection_x) * inverses[h] + dsigma * hat / F;
         });
 #pragma unroll
-        for (int n = 0; n < S::kColumnTiles; ++n) {
-          word(s.dz + r * P + n * 8 + l.c) = gpu::pack(z[n][2 * h], z[n][2 * h + 1]);
-        }
+        for (int n = 0; n < S::kOwnTiles; ++n) word(s.dz + r * P + column_at(n)) = gpu::pack(z[n][2 * h], z[n][2 * h + 1]);
       }
-      sum_columns(s.part + l.warp * F, z, l);
+      sum_columns(s.part + own.tile * F + own.column, z, l);
     }
     __syncthreads();  // dZ is complete.
 
@@ -295,34 +334,42 @@ __global__ void __launch_bounds__(S::kThreads, 1) ttt_chain(const Shape shape, c
       }
       if constexpr (S::kMlp) __syncwarp();  // The warp has read dU.
       float sums[S::kUnitTiles][2] = {};
-      for (int tile = 0; tile < tiles; ++tile) {
+      for (int tile = 0; tile < tiles; tile += kAtOnce) {
         // dX = G D2ᵀ + dZ W2ᵀ; it is dK for the linear kind.
-        float d[S::kUnitTiles][4] = {};
-        add_image_product<S>(d, s.g, tile * 16, s.image, unit, l.lane);
+        OwnProduct<S> d = {};
+        add_unit_product<S>(d, s.g, tile, tiles, l.lane, [&](int k, int j, uint32_t(&b)[4]) {
+          gpu::load_matrices(b, along(s.image, P, unit + j * 8, k * 16, l.lane));
+        });
+        add_unit_product<S>(d, s.dz, tile, tiles, l.lane, [&](int k, int j, uint32_t(&b)[4]) {
 #pragma unroll
-        for (int k = 0; k < F / 16; ++k) {
-          uint32_t a[4];
-          gpu::load_matrices(a, down(s.dz, P, tile * 16, k * 16, l.lane));
+          for (int i = 0; i < 4; ++i) b[i] = packed_at(j / 2, 2 * k + i % 2, i / 2);
+        });
 #pragma unroll
-          for (int j = 0; j < S::kUnitTiles; ++j) {
-            gpu::mma(d[j], a, packed_at(j / 2, 2 * k, j % 2), packed_at(j / 2, 2 * k + 1, j % 2));
+        for (int t = 0; t < kAtOnce; ++t) {
+          if (tile + t >= tiles) continue;
+          if constexpr (S::kMlp) {
+            uint32_t slope[S::kUnitTiles][2], curve[S::kUnitTiles][2];
+            load_pairs(slope, layout.slope, kept, tile + t);
+            load_pairs(curve, layout.curve, kept, tile + t);
+#pragma unroll
+            for (int j = 0; j < S::kUnitTiles; ++j)
+#pragma unroll
+              for (int h = 0; h < 2; ++h) {
+                const float d0 = d[t][j][2 * h] * low(slope[j][h]) + low(curve[j][h]);
+                const float d1 = d[t][j][2 * h + 1] * high(slope[j][h]) + high(curve[j][h]);
+                sums[j][0] += d0;
+                sums[j][1] += d1;
+                word(s.y + wide_at(tile + t, j, h, PU)) = word(kept_x + wide_at(tile + t, j, h, U)) = gpu::pack(d0, d1);
+              }
+          } else {
+#pragma unroll
+            for (int j = 0; j < S::kUnitTiles; ++j)
+#pragma unroll
+              for (int h = 0; h < 2; ++h) {
+                word(grads.k + token_at(batch) * F + wide_at(tile + t, j, h, F)) = gpu::pack(d[t][j][2 * h], d[t][j][2 * h + 1]);
+              }
           }
         }
-#pragma unroll
-        for (int j = 0; j < S::kUnitTiles; ++j)
-#pragma unroll
-          for (int h = 0; h < 2; ++h) {
-            if constexpr (S::kMlp) {
-              const uint32_t slope = reinterpret_cast<const uint32_t*>(kept + layout.slope)[pair_at(tile, j, h)];
-              const uint32_t curve = reinterpret_cast<const uint32_t*>(kept + layout.curve)[pair_at(tile, j, h)];
-              const float d0 = d[j][2 * h] * low(slope) + low(curve), d1 = d[j][2 * h + 1] * high(slope) + high(curve);
-              sums[j][0] += d0;
-              sums[j][1] += d1;
-              word(s.y + wide_at(tile, j, h, PU)) = word(kept_x + wide_at(tile, j, h, U)) = gpu::pack(d0, d1);
-            } else {
-              word(grads.k + token_at(batch) * F + wide_at(tile, j, h, F)) = gpu::pack(d[j][2 * h], d[j][2 * h + 1]);
-            }
-          }
       }
       if constexpr (S::kMlp) {
 #pragma unroll

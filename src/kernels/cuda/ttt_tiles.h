@@ -102,20 +102,23 @@ __device__ __forceinline__ void add_own_product(OwnProduct<S>& z, const bf16* a_
   }
 }
 
-// The same with the weights' rows in an image: z[16, R] += A[16, F] · image[unit…, F]ᵀ.
-template <class S>
-__device__ __forceinline__ void add_image_product(float (&z)[S::kUnitTiles][4], const bf16* a_rows, int row,
-                                                  const bf16* image, int unit, int lane) {
+// The same with factors from `factor(k, j, b)`, which gives those of unit tiles j and j + 1.
+template <class S, class Factor>
+__device__ __forceinline__ void add_unit_product(OwnProduct<S>& z, const bf16* a_rows, int tile, int tiles, int lane, Factor factor) {
 #pragma unroll
   for (int k = 0; k < S::F / 16; ++k) {
-    uint32_t a[4];
-    gpu::load_matrices(a, down(a_rows, S::P, row, k * 16, lane));
+    uint32_t a[kAtOnce][4];
+#pragma unroll
+    for (int t = 0; t < kAtOnce; ++t) gpu::load_matrices(a[t], down(a_rows, S::P, tile_of(tile, t, tiles) * 16, k * 16, lane));
 #pragma unroll
     for (int j = 0; j < S::kUnitTiles; j += 2) {
       uint32_t b[4];
-      gpu::load_matrices(b, along(image, S::P, unit + j * 8, k * 16, lane));
-      gpu::mma(z[j], a, b[0], b[1]);
-      gpu::mma(z[j + 1], a, b[2], b[3]);
+      factor(k, j, b);
+#pragma unroll
+      for (int t = 0; t < kAtOnce; ++t) {
+        gpu::mma(z[t][j], a[t], b[0], b[1]);
+        gpu::mma(z[t][j + 1], a[t], b[2], b[3]);
+      }
     }
   }
 }
@@ -217,7 +220,7 @@ __device__ __forceinline__ void exchange(const float (&mine)[2][2], float (&othe
     for (int i = 0; i < 2; ++i) others[h][i] = rows[(1 - own.half) * 32 + (l.g + h * 8) * 2 + i];
 }
 
-// Adds two sums of each row over the warps of the tile.
+// Adds two sums of each row over the warps of the tile, as `exchange` does.
 template <class S>
 __device__ __forceinline__ void add_of_tile(float (&sums)[2][2], float* shared, const OwnTile<S>& own, const Lane& l) {
   if constexpr (S::kSplit > 1) {

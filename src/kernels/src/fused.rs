@@ -4,7 +4,7 @@
 //! all samples share them. The parts are views of one tensor; separate operators would concatenate them, and the gradient of
 //! each part would be as long as the sequence.
 //!
-//! On a GPU, [`OnGpu::Kernel`] selects CUDA kernels that compute in fp32 and round once. They support bf16 and fp32, and widths
+//! On a GPU, all but [`OnGpu::Operators`] select CUDA kernels that compute in fp32 and round once. They support bf16 and fp32, and widths
 //! that are multiples of 16 bytes, up to 3,072 for norms and gates. Other tensors use libtorch's operators, as on the CPU.
 
 use crate::{OnGpu, ffi};
@@ -60,7 +60,7 @@ pub fn modulated_norm(
             vectors.as_flattened().as_ptr(),
             split,
             eps,
-            on_gpu == OnGpu::Kernel,
+            on_gpu != OnGpu::Operators,
             &raw mut out,
         )
     };
@@ -81,7 +81,14 @@ pub fn gated_add(x: &Tensor, update: &Tensor, gates: [&Tensor; 2], split: i64, o
     let mut out = std::ptr::null_mut();
     // SAFETY: all pointers are of tensors that outlive the call; it reads two of `gates` and writes one new tensor on success.
     let status = unsafe {
-        ffi::vidtui_gated_add(x.as_ptr(), update.as_ptr(), gates.as_ptr(), split, on_gpu == OnGpu::Kernel, &raw mut out)
+        ffi::vidtui_gated_add(
+            x.as_ptr(),
+            update.as_ptr(),
+            gates.as_ptr(),
+            split,
+            on_gpu != OnGpu::Operators,
+            &raw mut out,
+        )
     };
     ffi::expect_done(status, "add an update to tokens");
     // SAFETY: the call above created the tensor and transfers ownership to us.
@@ -95,19 +102,13 @@ pub fn gated_add(x: &Tensor, update: &Tensor, gates: [&Tensor; 2], split: i64, o
 ///
 /// # Panics
 /// The shapes do not match. tch's own operators panic too.
-pub fn head_norm(
-    x: &Tensor,
-    norm: (&Tensor, &Tensor),
-    factors: Option<&Tensor>,
-    eps: f64,
-    on_gpu: OnGpu,
-) -> Tensor {
+pub fn head_norm(x: &Tensor, norm: (&Tensor, &Tensor), factors: Option<&Tensor>, eps: f64, on_gpu: OnGpu) -> Tensor {
     let factors = factors.map_or(std::ptr::null(), Tensor::as_ptr);
     let mut out = std::ptr::null_mut();
     // SAFETY: all pointers are of tensors that outlive the call, or null for missing factors; it writes one new tensor on success.
     let status = unsafe {
         let (gain, bias) = (norm.0.as_ptr(), norm.1.as_ptr());
-        ffi::vidtui_head_norm(x.as_ptr(), gain, bias, factors, eps, on_gpu == OnGpu::Kernel, &raw mut out)
+        ffi::vidtui_head_norm(x.as_ptr(), gain, bias, factors, eps, on_gpu != OnGpu::Operators, &raw mut out)
     };
     ffi::expect_done(status, "normalize heads");
     // SAFETY: the call above created the tensor and transfers ownership to us.
@@ -121,7 +122,7 @@ pub fn head_norm(
 pub fn rotate(x: &Tensor, factors: &Tensor, on_gpu: OnGpu) -> Tensor {
     let mut out = std::ptr::null_mut();
     // SAFETY: both tensors outlive the call, which writes one new tensor on success.
-    let status = unsafe { ffi::vidtui_rotate(x.as_ptr(), factors.as_ptr(), on_gpu == OnGpu::Kernel, &raw mut out) };
+    let status = unsafe { ffi::vidtui_rotate(x.as_ptr(), factors.as_ptr(), on_gpu != OnGpu::Operators, &raw mut out) };
     ffi::expect_done(status, "rotate tokens");
     // SAFETY: the call above created the tensor and transfers ownership to us.
     unsafe { Tensor::from_ptr(out) }

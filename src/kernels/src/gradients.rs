@@ -25,7 +25,9 @@ pub fn gradients(outputs: &[(&Tensor, &Tensor)], inputs: &[&Tensor]) -> Result<V
     };
     ffi::done(status).map_err(TchError::Torch)?;
     // SAFETY: a pointer that is not null is of a tensor that the call created; it transfers ownership to us.
-    let owned = |pointer: *mut torch_sys::C_tensor| if pointer.is_null() { None } else { Some(unsafe { Tensor::from_ptr(pointer) }) };
+    let owned = |pointer: *mut torch_sys::C_tensor| {
+        if pointer.is_null() { None } else { Some(unsafe { Tensor::from_ptr(pointer) }) }
+    };
     Ok(grads.into_iter().map(owned).collect())
 }
 

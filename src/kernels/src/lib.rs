@@ -16,6 +16,8 @@ pub mod ttt;
 /// The implementation of an operator on GPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnGpu {
+    /// A CUDA kernel of this crate where it can run, else libtorch's operators.
+    Auto,
     /// libtorch's operators.
     Operators,
     /// A CUDA kernel of this crate. The scan and the fused operators need a GPU and sizes for which [`ttt::supports`] and

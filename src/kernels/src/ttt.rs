@@ -15,7 +15,7 @@
 
 use crate::{OnGpu, ffi};
 use std::ptr::NonNull;
-use tch::{Device, Tensor};
+use tch::{Device, Kind, Tensor};
 
 /// Sizes and constants of the loop.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -109,6 +109,11 @@ impl Settings {
     fn means(&self, x: &Inputs<'_>) -> Means {
         match (self.on_gpu, x.q.device()) {
             (OnGpu::Kernel, Device::Cuda(_)) => Means::CudaKernel,
+            (OnGpu::Auto, Device::Cuda(gpu)) if x.q.kind() == Kind::BFloat16 => {
+                let width = x.first.0.size()[1];
+                let can_run = supports(x.second.is_some(), width, self.mini_batch, gpu);
+                if can_run { Means::CudaKernel } else { Means::Default }
+            }
             _ => Means::Default,
         }
     }

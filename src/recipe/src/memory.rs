@@ -3,7 +3,7 @@
 use camino::{Utf8Path, Utf8PathBuf};
 use serde::{Deserialize, Serialize};
 
-use crate::{Device, Fused, Layer, Recipe, Remat, TttScan};
+use crate::{ComputeDtype, Device, Fused, Layer, Recipe, Remat, TttScan};
 
 /// Which frozen weights a rank keeps gathered, and which tensors it keeps in a backing store outside its device (block swap and
 /// offload).
@@ -103,15 +103,24 @@ impl Recipe {
     pub fn requires_gpus(&self) -> Option<&'static str> {
         match self.train.device {
             Device::Cuda => Some("train.device is \"cuda\""),
-            _ if self.uses_scan_kernel() => Some("train.ttt_scan is \"kernel\""),
+            _ if self.requires_scan_kernel() => Some("train.ttt_scan is \"kernel\""),
             _ if self.train.fused == Fused::Kernel => Some("train.fused is \"kernel\""),
             _ => None,
         }
     }
 
-    /// Returns whether the CUDA kernel computes the scans of TTT layers.
-    pub fn uses_scan_kernel(&self) -> bool {
+    /// Returns whether the CUDA kernel must compute the scans of TTT layers.
+    pub fn requires_scan_kernel(&self) -> bool {
         self.model.layer != Layer::None && self.train.ttt_scan == TttScan::Kernel
+    }
+
+    /// Returns whether the CUDA kernel computes the scans of TTT layers, on the GPUs that estimates assume.
+    pub(crate) fn expects_scan_kernel(&self) -> bool {
+        let can_run = || {
+            let (model, is_bf16) = (&self.model, self.train.dtype == ComputeDtype::Bfloat16);
+            self.expects_gpus() && is_bf16 && model.layer != Layer::None && model.unfit_for_scan_kernel().is_none()
+        };
+        self.requires_scan_kernel() || (self.train.ttt_scan == TttScan::Auto && can_run())
     }
 
     /// Returns whether estimates assume GPUs: always, unless `train.device` is `cpu`.

@@ -387,6 +387,8 @@ impl ComputeDtype {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TttScan {
+    /// The CUDA kernel where it can run, else libtorch's operators.
+    Auto,
     /// libtorch's operators, mini-batch by mini-batch.
     Operators,
     /// The CUDA kernel, in bfloat16.
@@ -407,9 +409,11 @@ pub enum Accumulate {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Fused {
+    /// CUDA kernels for the tensors that they support, and libtorch's operators for the others and on older GPUs.
+    Auto,
     /// libtorch's operators.
     Operators,
-    /// CUDA kernels, for the tensors that they support.
+    /// As `Auto`; a rank whose GPU has no kernels for the model does not start.
     Kernel,
 }
 

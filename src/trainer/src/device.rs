@@ -60,7 +60,7 @@ fn place(wanted: Wanted, built: bool, gpus: usize, local_rank: usize, local_worl
 /// # Errors
 /// The recipe requires the kernel, and the rank is on the CPU, the GPU cannot run the kernel for this model, or the build lacks it.
 pub fn check_scan(recipe: &Recipe, device: Device) -> Result<(), Failure> {
-    if !recipe.uses_scan_kernel() {
+    if !recipe.requires_scan_kernel() {
         return Ok(());
     }
     let refuse = |code, why: String| {
@@ -88,7 +88,7 @@ pub fn check_scan(recipe: &Recipe, device: Device) -> Result<(), Failure> {
 /// # Errors
 /// The recipe requires the kernels, and the rank is on the CPU, the GPU cannot run them for this model, or the build lacks them.
 pub fn check_fused(recipe: &Recipe, device: Device) -> Result<(), Failure> {
-    if recipe.train.fused == Fused::Operators {
+    if recipe.train.fused != Fused::Kernel {
         return Ok(());
     }
     let refuse = |code, why: String| {

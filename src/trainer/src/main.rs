@@ -21,11 +21,11 @@ mod noising;
 mod offload;
 mod optim;
 #[cfg(test)]
-#[path = "../../../tests/oracle/device.rs"]
-mod oracle_device;
-#[cfg(test)]
 #[path = "../../../tests/oracle/mod.rs"]
 mod oracle;
+#[cfg(test)]
+#[path = "../../../tests/oracle/device.rs"]
+mod oracle_device;
 mod out_of_memory;
 mod parallelize;
 mod phase;

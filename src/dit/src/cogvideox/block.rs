@@ -64,6 +64,7 @@ impl Block {
     /// gates and rotary embeddings.
     pub fn on_gpu(&mut self, scan: TttScan, fused: Fused) {
         self.fused = match fused {
+            Fused::Auto => OnGpu::Auto,
             Fused::Operators => OnGpu::Operators,
             Fused::Kernel => OnGpu::Kernel,
         };

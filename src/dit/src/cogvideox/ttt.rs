@@ -84,6 +84,7 @@ impl Ttt {
     pub fn on_gpu(&mut self, scan: TttScan, fused: OnGpu) {
         self.fused = fused;
         self.settings.on_gpu = match scan {
+            TttScan::Auto => OnGpu::Auto,
             TttScan::Operators => OnGpu::Operators,
             TttScan::Kernel => OnGpu::Kernel,
         };

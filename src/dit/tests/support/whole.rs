@@ -33,7 +33,9 @@ impl Units for Whole<'_> {
     fn gather(&mut self, unit: FsdpUnit, _: Option<FsdpUnit>) -> Result<UnitParams, TchError> {
         let tensors = unit_specs(self.model, unit)
             .iter()
-            .map(|spec| there(&self.weights[diffusers(spec)]).detach().set_requires_grad(spec.role == ParamRole::Trained))
+            .map(|spec| {
+                there(&self.weights[diffusers(spec)]).detach().set_requires_grad(spec.role == ParamRole::Trained)
+            })
             .collect();
         Ok(UnitParams::new(tensors))
     }

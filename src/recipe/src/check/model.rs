@@ -1,7 +1,7 @@
 //! The rules about the model: patches, positions, noise, conditions, segments and TTT layers.
 
 use super::{Advice, around, division};
-use crate::{ComputeDtype, ConditionKind, Device, Fused, Layer, Positions, Recipe, SEGMENT_FRAMES};
+use crate::{ComputeDtype, ConditionKind, Device, Fused, Layer, Model, Positions, Recipe, SEGMENT_FRAMES};
 
 pub(super) fn whole_patches(key: &str, size: usize, recipe: &Recipe) -> Result<(), Advice> {
     multiple(key, size, "patch_size", recipe.model.patch_size)
@@ -219,7 +219,7 @@ pub(super) fn whole_mini_batches(recipe: &Recipe) -> Result<(), Advice> {
 }
 
 pub(super) fn fused_kernels_have_a_gpu(recipe: &Recipe) -> Result<(), Advice> {
-    if recipe.train.fused == Fused::Operators || recipe.train.device != Device::Cpu {
+    if recipe.train.fused != Fused::Kernel || recipe.train.device != Device::Cpu {
         return Ok(());
     }
     Err(Advice {
@@ -228,14 +228,38 @@ pub(super) fn fused_kernels_have_a_gpu(recipe: &Recipe) -> Result<(), Advice> {
     })
 }
 
-/// The CUDA kernel of the scan works on tiles of 16 × 16 numbers in bfloat16. One multiprocessor has 65,536 registers for the float32 state
-/// of a head. The state of TTT-MLP has 8 F² numbers: 32,768 at a width of 64; 51,200 at 80, which leave 44 registers per thread for
-/// everything else; and at 96 more than fit. A mini-batch has at most one tile of 16 tokens for each of four warps.
+/// Sizes of the CUDA kernel of the scan are multiples of this.
+const TILE: usize = 16;
+/// The largest size of the CUDA kernel of the scan.
+const MOST: usize = 64;
+
+impl Model {
+    /// Returns the key that the CUDA kernel of the scan does not support, its value, and the reason for the largest value; `None` if the
+    /// kernel supports the model.
+    ///
+    /// The kernel works on tiles of 16 × 16 numbers in bfloat16. One multiprocessor has 65,536 registers for the float32 state of a head.
+    /// The state of TTT-MLP has 8 F² numbers: 32,768 at a width of 64; 51,200 at 80, which leave 44 registers per thread for everything
+    /// else; and at 96 more than fit. A mini-batch has at most one tile of 16 tokens for each of four warps.
+    pub(crate) fn unfit_for_scan_kernel(&self) -> Option<(&'static str, usize, &'static str)> {
+        let limits = [
+            (
+                "model.head_dim",
+                self.head_dim,
+                "the registers of a GPU's multiprocessor do not hold the state of a wider head",
+            ),
+            (
+                "model.ttt_mini_batch",
+                self.ttt_mini_batch,
+                "a block of the kernel has a warp for each 16 tokens, up to four",
+            ),
+        ];
+        limits.into_iter().find(|(_, size, _)| !size.is_multiple_of(TILE) || *size > MOST)
+    }
+}
+
 pub(super) fn kernel_fits_the_scan(recipe: &Recipe) -> Result<(), Advice> {
-    const TILE: usize = 16;
-    const MOST: usize = 64;
     let (train, model) = (&recipe.train, &recipe.model);
-    if !recipe.uses_scan_kernel() {
+    if !recipe.requires_scan_kernel() {
         return Ok(());
     }
     let or_operators = "or train.ttt_scan = \"operators\"";
@@ -249,19 +273,7 @@ pub(super) fn kernel_fits_the_scan(recipe: &Recipe) -> Result<(), Advice> {
         let why = "train.ttt_scan \"kernel\" computes in bfloat16, and train.dtype is \"float32\"";
         return refuse(why.into(), "set train.dtype = \"bfloat16\"".into());
     }
-    let limits = [
-        (
-            "model.head_dim",
-            model.head_dim,
-            "the registers of a GPU's multiprocessor do not hold the state of a wider head",
-        ),
-        (
-            "model.ttt_mini_batch",
-            model.ttt_mini_batch,
-            "a block of the kernel has a warp for each 16 tokens, up to four",
-        ),
-    ];
-    match limits.into_iter().find(|(_, size, _)| !size.is_multiple_of(TILE) || *size > MOST) {
+    match model.unfit_for_scan_kernel() {
         None => Ok(()),
         Some((key, size, reason)) => {
             let (reason, wanted) = match size > MOST {

@@ -11,9 +11,10 @@ use crate::{Layer, Model, ParamSpec, Recipe, param_specs};
 /// * Whole width: the outputs of two norms with modulation, two gated updates, the residual between them, and the output,
 ///   which is the next block's input.
 /// * Split over TP ranks: queries and keys before their norms; queries, keys, values and outputs of each segment; the
-///   joined outputs if there are several segments; the MLP's hidden layer before and after its activation.
+///   joined outputs if there are several segments; the MLP's hidden layer before its activation, and after it if the next layer or its
+///   adapter is trained.
 /// * In each direction, a TTT layer adds an input and an output of whole width, and 10 rows that are split over TP ranks.
-/// * Temporaries: the group's input, the incoming gradient twice, and the gradients of the MLP's update and hidden layer.
+/// * Temporaries: the group's input, the incoming gradient, and the gradients of the MLP's update and hidden layer.
 pub(super) fn block(recipe: &Recipe) -> BlockCost {
     let (m, tp) = (&recipe.model, recipe.mesh.tp);
     let row = (m.seq_len() * m.dim()) as u64;
@@ -24,7 +25,9 @@ pub(super) fn block(recipe: &Recipe) -> BlockCost {
     let (ttt_whole, ttt_split) = if has_ttt { (4.0, 20.0) } else { (0.0, 0.0) };
     let is_head_norm = |spec: &ParamSpec| spec.name.contains(".attn.q_norm") || spec.name.contains(".attn.k_norm");
     let norms_train = param_specs(m).iter().any(|spec| is_head_norm(spec) && recipe.train.trains(spec));
-    let split = (2.0 + 4.0 * attended_rows + joined + 8.0 + ttt_split) / tp as f64;
+    let of_down = |spec: &ParamSpec| spec.name.contains(".mlp.down.") && recipe.train.trains(spec);
+    let hidden = if recipe.param_specs().iter().any(of_down) { 8.0 } else { 4.0 };
+    let split = (2.0 + 4.0 * attended_rows + joined + hidden + ttt_split) / tp as f64;
     BlockCost {
         flops: block_flops(m),
         input: row,
@@ -32,7 +35,7 @@ pub(super) fn block(recipe: &Recipe) -> BlockCost {
         scanned: if has_ttt { 2 * row / tp as u64 } else { 0 },
         logsumexps: attended * (m.num_heads / tp) as u64,
         graph: (6.0 + ttt_whole + split) * row as f64,
-        temporaries: (4.0 + 4.0 / tp as f64) * row as f64,
+        temporaries: (3.0 + 4.0 / tp as f64) * row as f64,
         states: RankMemory::scan_states(recipe),
         // After attention, after each direction of the TTT layer and after the MLP.
         summed: if has_ttt { 4 * row } else { 2 * row },

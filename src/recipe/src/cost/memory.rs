@@ -136,7 +136,7 @@ impl RankMemory {
             gathered: in_hand,
             accumulated,
             scan_states: samples * blocks.chunks(recipe.group()).map(states_of).max().unwrap_or(0),
-            workspace: graphs_of_group(recipe, blocks) + gradients_of_block(recipe, units.block) + scan_kernel(recipe),
+            workspace: graphs_of_group(recipe, blocks) + gradients_of_block(recipe, units.block),
             update: update(recipe, units),
             saved: swapped(false).map(saved_weights).sum::<u64>() + state - state_away,
             save_chunks: Slab::of(&page_locked::saved(recipe, units)).bytes(),
@@ -245,14 +245,14 @@ fn update(recipe: &Recipe, units: &UnitSizes) -> u64 {
     temporaries + swapped + state
 }
 
-/// Returns the memory that the CUDA kernel of TTT scans takes for recomputed values in its backward pass. The kernel recomputes as
+/// Returns the memory that the CUDA kernel of TTT scans takes for recomputed values in its backward pass, for all samples. It recomputes as
 /// many groups of mini-batches at a time as fit into 1 GiB, and at least one group.
 ///
 /// Source: `Kept` in `kernels/cuda/ttt_sizes.h`, without its vectors.
 fn scan_kernel(recipe: &Recipe) -> u64 {
     const MOST: u64 = 1 << 30;
     let m = &recipe.model;
-    if !recipe.uses_scan_kernel() {
+    if !recipe.expects_scan_kernel() {
         return 0;
     }
     let (tokens, width) = (m.ttt_mini_batch as u64, m.head_dim as u64);
@@ -270,13 +270,15 @@ fn states_of(blocks: &[BlockCost]) -> u64 {
     blocks.iter().map(|block| block.states).sum()
 }
 
-/// Returns the size of the graphs of the largest group of blocks and of the temporaries of one block's backward pass.
+/// Returns the size of the graphs of the largest group of blocks and of the temporaries of one block's backward pass: those of its MLP,
+/// or those of the kernel of its TTT scans, which come later.
 fn graphs_of_group(recipe: &Recipe, blocks: &[BlockCost]) -> u64 {
     let (samples, compute) = (recipe.micro_batch() as f64, recipe.train.dtype.bytes() as f64);
     let graph = |block: &BlockCost| block.graph * compute;
     let graphs = blocks.chunks(recipe.group()).map(|group| group.iter().map(graph).sum()).fold(0.0, f64::max);
     let temporaries = blocks.iter().map(|block| block.temporaries * compute).fold(0.0, f64::max);
-    (samples * (graphs + temporaries)) as u64
+    let of_scan = scan_kernel(recipe) as f64;
+    (samples * graphs + (samples * temporaries).max(of_scan)) as u64
 }
 
 /// Returns the size of the gradients of a block's parameters, in the compute dtype and in float32 for the reduction.
