@@ -1,7 +1,7 @@
 //! `cargo xtask gpu-report`: runs the commands of `docs/gpu-first-run.md` and writes what they print into one file.
 //!
 //! A command that fails does not end the report: each later one shows more about the machine. Presets run at one layer on latents that
-//! the report makes, and their peak memory is compared with the plan of `vidtui check`.
+//! the report makes, and their peak memory is compared with the plan of `vidtui check`. PyTorch and diffusers run the same work beside.
 
 mod latents;
 
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant, SystemTime};
 use camino::{Utf8Path, Utf8PathBuf};
 use serde_json::Value;
 
-use crate::bench::python::{nvcc, packages_with_cuda};
+use crate::bench::python::{environment as python, nvcc, packages_with_cuda};
 use crate::failure::{Failure, Result};
 use crate::process::{command, shown};
 use crate::workspace::root;
@@ -22,22 +22,36 @@ use crate::workspace::root;
 const FOLDER: &str = "target/gpu-report";
 /// The recipe of the runs. Its data is in the repository.
 const RECIPE: &str = "configs/demo/2s.toml";
+/// Bytes of the workspace of cuBLAS (`recipe::cost::overhead`).
+const CUBLAS_WORKSPACE: f64 = 64.0 * 1024.0 * 1024.0;
 /// The number of lines of a command's output that the report keeps: the last ones.
 const LINES: usize = 120;
 
-/// A stage that runs at one layer, with the sizes of its latents.
+/// A recipe that runs with one layer, or few, with the sizes of its latents.
 struct Stage {
     name: &'static str,
-    /// Latent frames, the number of segments, and the text tokens of each segment.
+    /// Latent frames, rows and columns.
     frames: usize,
+    rows: usize,
+    columns: usize,
+    /// The number of segments, the text tokens of each, and the width of a token.
     segments: usize,
     text_len: usize,
+    text_dim: usize,
 }
 
-/// The stages that fit one GPU with one layer.
-const STAGES: [Stage; 2] = [
-    Stage { name: "3s", frames: 13, segments: 1, text_len: 498 },
-    Stage { name: "9s", frames: 37, segments: 3, text_len: 502 },
+impl Stage {
+    const fn of_5b(name: &'static str, frames: usize, segments: usize, text_len: usize) -> Self {
+        Stage { name, frames, rows: 60, columns: 90, segments, text_len, text_dim: 4096 }
+    }
+}
+
+/// The recipes that fit one GPU: TTT-MLP's first stages and CogVideoX-5B with one layer, and the network of the training benchmark.
+const STAGES: [Stage; 4] = [
+    Stage::of_5b("3s", 13, 1, 498),
+    Stage::of_5b("9s", 37, 3, 502),
+    Stage::of_5b("5b", 13, 1, 226),
+    Stage { name: "52m", frames: 13, rows: 16, columns: 24, segments: 1, text_len: 64, text_dim: 512 },
 ];
 
 /// A command of the report.
@@ -70,7 +84,11 @@ pub fn run(args: &[String]) -> Result<()> {
     if let Err(failure) = &environment {
         let _ = writeln!(report, "{failure}");
     }
-    let variables = environment.unwrap_or_default();
+    let mut variables = environment.unwrap_or_default();
+    if let Ok(bin) = python() {
+        let others = std::env::var("PATH").unwrap_or_default();
+        variables.push(("PATH", format!("{bin}:{others}").into()));
+    }
     let file = folder.join("report.txt");
     for stage in STAGES {
         if let Err(error) = latents::make(&folder, &stage) {
@@ -120,20 +138,32 @@ fn steps(gpus: usize) -> Vec<Step> {
     let example = |package: &str, name: &str, args: &str| {
         format!("cargo run --release -p {package} --features cuda --target-dir target/cuda --example {name} -- {args}")
     };
-    let one_layer = |shows, name: &'static str, stage: &Stage| {
-        let sets = format!(
-            "--set data.index={FOLDER}/latents/{}/index.jsonl --set model.num_layers=1 --set mesh.dp_replicate=1 --set mesh.dp_shard=1 \
-             --set train.global_batch=1 --set train.steps=4 --set train.text_dropout=0 --set optimizer.warmup_steps=0 --set log.interval=1 \
-             --set train.device=cuda --set train.ttt_scan=kernel --set train.fused=kernel",
-            stage.name
-        );
+    let alone = |shows, name: &'static str, recipe: &str, stage: &Stage, steps: u32, sets: &str| {
         let line = format!(
-            "target/release/vidtui --runs {FOLDER}/runs launch configs/ttt-mlp/{}.toml --name {name} --local 1 --wait {sets}",
+            "target/release/vidtui --runs {FOLDER}/runs launch {recipe} --name {name} --local 1 --wait \
+             --set data.index={FOLDER}/latents/{}/index.jsonl --set mesh.dp_replicate=1 --set mesh.dp_shard=1 --set train.global_batch=1 \
+             --set train.steps={steps} --set train.text_dropout=0 --set optimizer.warmup_steps=0 --set log.interval=1 --set train.device=cuda \
+             --set train.dtype=bfloat16 {sets}",
             stage.name
         );
         Step { run: Some(name), ..step(shows, &line) }
     };
-    let [first, second] = &STAGES;
+    let of_ttt = |shows, name: &'static str, stage: &Stage| {
+        let recipe = format!("configs/ttt-mlp/{}.toml", stage.name);
+        alone(
+            shows,
+            name,
+            &recipe,
+            stage,
+            4,
+            "--set model.num_layers=1 --set train.ttt_scan=kernel --set train.fused=kernel",
+        )
+    };
+    let of_5b = |shows, name: &'static str, layers: u32, stage: &Stage| {
+        let sets = format!("--set model.num_layers={layers} --set remat.mode=none");
+        alone(shows, name, "configs/cogvideox/5b.toml", stage, 14, &sets)
+    };
+    let [first, second, five, small] = &STAGES;
     vec![
         step("driver and GPUs", "nvidia-smi"),
         step("links between GPUs", "nvidia-smi topo -m"),
@@ -144,8 +174,18 @@ fn steps(gpus: usize) -> Vec<Step> {
             "the CUDA kernels against the CPU",
             "cargo test --release -p kernels --features cuda --target-dir target/cuda -- --nocapture",
         ),
+        step(
+            "the recorded numbers of other programs, on a GPU",
+            "env VIDTUI_ORACLE_DEVICE=cuda cargo test --release -p trainer -p dit --features trainer/cuda,dit/cuda --target-dir target/cuda \
+             --bins --tests -- oracle_ttt oracle_cogvideox oracle_steps oracle_sampling oracle_one_rank",
+        ),
         launch("losses of the CPU", "on-the-cpu", 1, "--set train.device=cpu"),
-        launch("losses of a GPU, libtorch's operators", "on-a-gpu", 1, "--set train.device=cuda"),
+        launch(
+            "losses of a GPU, libtorch's operators",
+            "on-a-gpu",
+            1,
+            "--set train.device=cuda --set train.ttt_scan=operators --set train.fused=operators",
+        ),
         launch(
             "losses of a GPU, the CUDA kernels",
             "by-the-kernel",
@@ -154,9 +194,22 @@ fn steps(gpus: usize) -> Vec<Step> {
         ),
         launch("losses of several GPUs, NCCL", "on-all-gpus", all, "--set train.device=cuda"),
         step("scans against the peak", &example("kernels", "scan_speed", "cuda")),
+        step("the scans in PyTorch, eager and compiled", "python tests/bench/gpu_scan.py"),
         step("collectives by size", &example("c10d", "collective_speed", &format!("cuda {gpus}"))),
-        one_layer("a layer of the 3 s stage, memory against the plan", "one-layer-3s", first),
-        one_layer("a layer of the 9 s stage, memory against the plan", "one-layer-9s", second),
+        of_ttt("a layer of the 3 s stage, memory against the plan", "one-layer-3s", first),
+        of_ttt("a layer of the 9 s stage, memory against the plan", "one-layer-9s", second),
+        of_5b("a step of CogVideoX-5B with one block", "one-block", 1, five),
+        of_5b("a step of CogVideoX-5B with three blocks", "three-blocks", 3, five),
+        step("a step of diffusers with one block", "python tests/bench/gpu_step.py 5b 1 14"),
+        alone(
+            "a step of 52 million parameters",
+            "52m",
+            "tests/bench/cogvideox-52m.toml",
+            small,
+            40,
+            "--set remat.mode=none",
+        ),
+        step("a step of diffusers with 52 million parameters", "python tests/bench/gpu_step.py 52m 8 40"),
         launch_for(2000, "a run to profile", "profiled", 1, "--set train.device=cuda").in_background(),
         step("a profile", &format!("target/release/vidtui --runs {FOLDER}/runs profile latest --steps 3")),
         step("time for the profile", "sleep 60"),
@@ -224,13 +277,14 @@ fn peak_gib(metrics: &str) -> Option<f64> {
     peaks.reduce(f64::max)
 }
 
-/// Returns the planned peak of the tensors of a rank: the state, the batches, and the larger of the backward pass and the update.
+/// Returns the planned peak of the tensors of a rank: the state, the batches, the larger of the backward pass and the update, and cuBLAS's
+/// workspace, which libtorch's allocator counts as a tensor.
 fn planned_gib(check: &Value) -> Option<f64> {
     let memory = check.pointer("/cost/memory")?;
     let sum = |parts: &[&str]| parts.iter().map(|part| memory[*part].as_f64()).sum::<Option<f64>>();
     let lasting = sum(&["weights", "gradients", "optimizer", "ema", "batches"])?;
     let backward = sum(&["kept", "gathered", "accumulated", "scan_states", "workspace"])?;
-    Some((lasting + backward.max(sum(&["update"])?)) / f64::from(1 << 30))
+    Some((lasting + backward.max(sum(&["update"])?) + CUBLAS_WORKSPACE) / f64::from(1 << 30))
 }
 
 fn last_lines(text: &str) -> String {
@@ -297,7 +351,7 @@ mod tests {
         let check = check_words(&launch.words).unwrap();
         assert_eq!(check[..3], ["target/release/vidtui", "check", "configs/ttt-mlp/3s.toml"]);
         assert!(check.windows(2).any(|pair| pair == ["--set", "model.num_layers=1"]));
-        assert!(check.windows(2).any(|pair| pair == ["--fit", "1"]) && !check.contains(&"--wait".to_owned()));
+        assert!(!check.contains(&"--wait".to_owned()));
         assert_eq!(check_words(&["nvidia-smi".to_owned()]), None);
         let metrics = "{\"mem_peak_gib_by_rank\":[1.5,2.5]}\n{\"mem_peak_gib_by_rank\":[3.5,2.5]}\n{\"torn";
         assert_eq!((peak_gib(metrics), peak_gib("")), (Some(3.5), None));
@@ -306,7 +360,7 @@ mod tests {
             "weights": gib(1), "gradients": gib(1), "optimizer": gib(2), "ema": 0, "batches": gib(1), "kept": gib(3), "gathered": 0,
             "accumulated": 0, "scan_states": gib(1), "workspace": gib(1), "update": gib(2),
         }}});
-        assert_eq!((planned_gib(&plan), planned_gib(&Value::Null)), (Some(10.0), None));
+        assert_eq!((planned_gib(&plan), planned_gib(&Value::Null)), (Some(10.0625), None));
     }
 
     #[test]

@@ -1,8 +1,7 @@
-//! Weak scaling on paper: estimates the 63 s stage on H100s from the formulas of `vidtui check` and assumed rates.
+//! Weak scaling on paper: estimates the 63 s stage on H100s from the formulas of `vidtui check` and the rates of one GPU.
 //!
-//! Nothing is measured. Bytes and operations come from the recipe, rates from the constants below. The rate of the TTT kernel for
-//! GPUs is assumed, because the kernel has not run on a GPU yet. So the column for this project is named *planned*. The table is
-//! written to `docs/scaling.md`.
+//! Bytes and operations come from the recipe, rates from the constants below. Those of one GPU were measured (docs/performance.md);
+//! those between GPUs are assumed. So the column for this project is named *planned*. The table is written to `docs/scaling.md`.
 
 use std::fmt::Write;
 use std::fs;
@@ -16,12 +15,12 @@ use crate::workspace::{release_dir, root};
 
 /// Dense bf16 operations per second of an H100 SXM (NVIDIA's data sheet).
 const PEAK: f64 = 989e12;
-/// The share of the peak that large matrix products and attention reach.
-const REACHED: f64 = 0.5;
-/// Multiprocessors of an H100, and the assumed share of a multiprocessor's peak that a fused TTT kernel reaches with its small
-/// products.
+/// The share of the peak that a block of CogVideoX-5B reached, forward and backward, with its norms and gates (H200, 2026-11-26).
+const REACHED: f64 = 0.45;
+/// Multiprocessors of an H100, and the share of a multiprocessor's peak that the CUDA kernel of TTT scans reached, forward and backward, with
+/// 12 heads (H200, 2026-11-26).
 const PROCESSORS: f64 = 132.0;
-const REACHED_BY_SCAN: f64 = 0.3;
+const REACHED_BY_SCAN: f64 = 0.2;
 /// Bytes per second in each direction between GPUs of a node (NVLink 4: 450 GB/s) and between nodes (400 Gb/s per GPU),
 /// times the 80 % that collectives reach.
 const NVLINK: f64 = 0.8 * 450e9;
@@ -157,9 +156,8 @@ fn upstreams(of: &Value) -> Seconds {
 fn document(of: &Value, ours: &Seconds, theirs: &Seconds, wider: &[(u64, f64)]) -> String {
     let mut text = String::from(
         "# The 63 s stage on 256 H100s: an estimate\n\n\
-         `cargo xtask bench scaling` writes this page from the formulas of `vidtui check configs/ttt-mlp:63s` and assumed rates. **Nothing here was\n\
-         measured on a GPU.** The column *planned* assumes the speed of the CUDA kernel of TTT layers (`train.ttt_scan = \"kernel\"`), which has\n\
-         not run on a GPU yet; ATen's operators, the default, take longer. The column ttt-video-dit is counted from its code at the same rates.\n\n\
+         `cargo xtask bench scaling` writes this page from the formulas of `vidtui check configs/ttt-mlp:63s`. **The rates of one GPU were measured\n\
+         ([performance.md](performance.md)); those between GPUs are assumed.** The column ttt-video-dit is counted from its code at the same rates.\n\n\
          | seconds per step | planned | ttt-video-dit | reason for the difference |\n|---|---:|---:|---|\n",
     );
     type Line = (&'static str, fn(&Seconds) -> f64, &'static str);
@@ -213,14 +211,15 @@ fn document(of: &Value, ours: &Seconds, theirs: &Seconds, wider: &[(u64, f64)]) 
     let _ = write!(
         text,
         "\n## Assumptions\n\n\
-         * Dense bf16 peaks at {:.0} TFLOP/s; large matrix products and attention reach {:.0} % of it. The fused kernel's small products reach {:.0} %\n  \
-         of one of {PROCESSORS:.0} multiprocessors, one for each head.\n\
+         * Dense bf16 peaks at {:.0} TFLOP/s. A block of CogVideoX-5B, with its norms and gates, reached {:.0} % of it on one GPU. The CUDA kernel of\n  \
+         TTT scans reached {:.0} % of one of {PROCESSORS:.0} multiprocessors, one for each head.\n\
          * {:.0} GB/s in each direction between GPUs of a node and {:.0} GB/s between nodes, {:.0} % of the links' rates. A node has {GPUS_OF_A_NODE} GPUs: a TP group is\n  \
          within one node, a shard group spans two.\n\
          * All-gathers, reduce-scatters and all-reduces over replicas overlap as far as there is computation; all-reduces over TP ranks do not.\n\
          * ttt-video-dit: {UPSTREAM_AGAIN} more forward passes of attention and TTT layers and {UPSTREAM_AGAIN_MLP} of MLPs, and {:.1} sequences sent per block and pass\n  \
          over a TP group of 4. Its device synchronization after every kernel call is not counted.\n\
-         * Not counted: memory-bound work such as norms and rotations, the optimizer, data, checkpoints.\n",
+         * Not counted: the norms and learning rates of TTT layers, which took a fifth of the time of a layer at 3 s, the optimizer, data,\n  \
+         checkpoints.\n",
         PEAK / 1e12,
         100.0 * REACHED,
         100.0 * REACHED_BY_SCAN,
@@ -235,7 +234,7 @@ fn document(of: &Value, ours: &Seconds, theirs: &Seconds, wider: &[(u64, f64)]) 
 /// A quantity that the estimate depends on.
 struct Basis {
     quantity: &'static str,
-    /// What was measured, on CPUs.
+    /// What was measured, on CPUs and single GPUs.
     measured: &'static str,
     /// The value that the formulas give for the stage.
     computed: fn(&Value) -> String,
@@ -290,7 +289,7 @@ const BASIS: [Basis; 12] = [
     },
     Basis {
         quantity: "peak memory of tensors",
-        measured: "",
+        measured: "on one GPU, one layer of the 3 s and 9 s stages: within 5 % of the plan",
         computed: |of| {
             let part = |name| number(of, &format!("/cost/memory/{name}"));
             let lasting: f64 = ["weights", "gradients", "optimizer", "ema", "batches"].map(part).iter().sum();
@@ -309,23 +308,23 @@ const BASIS: [Basis; 12] = [
     },
     Basis {
         quantity: "rate of matrix products and attention",
-        measured: "",
+        measured: "on one H200, a 5B block: 45 % of the peak",
         computed: none,
-        assumed: "50 % of the peak",
+        assumed: "the same at TP 4",
         proof: Proof::Report("a layer of the 3 s stage, memory against the plan"),
     },
     Basis {
         quantity: "numbers of the CUDA kernel of TTT scans",
-        measured: "on an emulator, those of a reference",
+        measured: "on an H100 and an H200, those of the CPU within bf16",
         computed: none,
-        assumed: "the same on a GPU",
+        assumed: "",
         proof: Proof::Report("the CUDA kernels against the CPU"),
     },
     Basis {
         quantity: "rate of the CUDA kernel of TTT scans",
-        measured: "",
+        measured: "on one H200, 12 heads: 20 % of a multiprocessor",
         computed: none,
-        assumed: "30 % of a multiprocessor",
+        assumed: "",
         proof: Proof::Report("scans against the peak"),
     },
     Basis {

@@ -7,20 +7,18 @@ use camino::Utf8Path;
 
 use super::Stage;
 
-/// The channels, rows and columns of a latent, and the width of a text embedding.
-const LATENT: [usize; 3] = [16, 60, 90];
-const TEXT: usize = 4096;
+/// The channels of a latent.
+const CHANNELS: usize = 16;
 
 /// Writes the data set of a stage into `latents/STAGE` of a folder.
 pub fn make(folder: &Utf8Path, stage: &Stage) -> io::Result<()> {
     let folder = folder.join("latents").join(stage.name);
     fs::create_dir_all(&folder)?;
-    let [channels, rows, columns] = LATENT;
-    write(&folder.join("video"), "latent", &[stage.frames, channels, rows, columns])?;
+    write(&folder.join("video"), "latent", &[stage.frames, CHANNELS, stage.rows, stage.columns])?;
     let mut texts = Vec::new();
     for segment in 0..stage.segments {
         let name = format!("text-{segment}");
-        write(&folder.join(&name), "text", &[stage.text_len, TEXT])?;
+        write(&folder.join(&name), "text", &[stage.text_len, stage.text_dim])?;
         texts.push(name);
     }
     let line = serde_json::json!({ "vid_emb": "video", "text_chunk_emb": texts });
@@ -54,7 +52,7 @@ mod tests {
     fn a_made_data_set_has_a_latent_and_the_texts_of_its_segments() {
         let keep = tempfile::tempdir().unwrap();
         let folder = Utf8Path::from_path(keep.path()).unwrap();
-        let stage = Stage { name: "tiny", frames: 1, segments: 2, text_len: 3 };
+        let stage = Stage::of_5b("tiny", 1, 2, 3);
         make(folder, &stage).unwrap();
         let folder = folder.join("latents/tiny");
         let bytes = fs::read(folder.join("text-1")).unwrap();
