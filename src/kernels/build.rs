@@ -72,17 +72,23 @@ fn compile_for_gpus(roots: &[PathBuf]) {
         panic!("the feature `cuda` needs nvcc: set NVCC to its path, or CUDA_HOME to that of CUDA")
     };
     let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets it"));
-    let mut library = cc::Build::new();
+    let (mut library, mut reports) = (cc::Build::new(), Vec::new());
     for source in ["ttt", "fused"] {
         let (source, object) = (format!("cuda/{source}.cu"), out.join(source).with_extension("o"));
         // Call nvcc directly, because cc passes it flags of a C compiler.
         let mut compile = Command::new(&nvcc);
-        compile.args(["-std=c++17", "-O3", "-w", "-Xcompiler", "-fPIC", "-c", &source, "-o"]).arg(&object);
+        compile
+            .args(["-std=c++17", "-O3", "-w", "-Xcompiler", "-fPIC", "-Xptxas", "-v", "-c", &source, "-o"])
+            .arg(&object);
         compile.args(TARGETS.iter().flat_map(|target| ["-gencode", target]));
-        let done = compile.status().unwrap_or_else(|error| panic!("cannot start {}: {error}", nvcc.display()));
-        assert!(done.success(), "{} cannot compile {source}: {done}", nvcc.display());
+        let done = compile.output().unwrap_or_else(|error| panic!("cannot start {}: {error}", nvcc.display()));
+        let report = String::from_utf8_lossy(&done.stderr);
+        assert!(done.status.success(), "{} cannot compile {source}: {}\n{report}", nvcc.display(), done.status);
+        reports.extend(&done.stderr);
         library.object(&object);
     }
+    // `cargo xtask check-cuda` compares registers and spilled bytes with the recorded ones.
+    std::fs::write(out.join("ptxas.log"), reports).expect("cargo's folder is writable");
     library.compile("vidtui_kernels_cuda");
     let folders = roots.iter().flat_map(|root| [root.join("lib"), root.join("lib64")]);
     for folder in folders.filter(|folder| folder.join("libcudart_static.a").exists()) {

@@ -491,6 +491,7 @@ fn the_peak_memory_of_a_step_is_the_forecast() {
         ("none", [1, 1], samples, [&activations[..], &none].concat()),
         ("ttt-block", [1, 1], samples, [&activations[..], &ttt].concat()),
         ("ttt-none", [1, 1], samples, [&activations[..], &ttt, &none].concat()),
+        ("ttt-frozen-mlp", [1, 1], samples, [&activations[..], &ttt, &none, &["train.trainable=qkvo"]].concat()),
         ("gathered-block", [1, 2], blocks, gathered.to_vec()),
         ("gathered-none", [1, 2], blocks, [&gathered[..], &none].concat()),
     ];

@@ -72,15 +72,19 @@ impl AdamW {
     /// [`Error::Argument`] if the tensors are not like this, or `step` is 0.
     pub fn step_each(&self, tensors: &[[Tensor; 4]]) -> Result<()> {
         let Some([first, ..]) = tensors.first() else { return Ok(()) };
-        let (doing, place) =
-            (|| format!("apply AdamW step {} to {} tensors", self.step, tensors.len()), first.device());
+        let place = first.device();
+        let doing = || match tensors {
+            [_] => format!("apply AdamW step {} to a tensor of {:?}", self.step, first.size()),
+            many => format!("apply AdamW step {} to {} tensors", self.step, many.len()),
+        };
         for of_one in tensors {
             let size = of_one[0].size();
             for (name, tensor) in ["parameter", "gradient", "exp_avg", "exp_avg_sq"].iter().zip(of_one) {
                 let (kind, device) = (tensor.kind(), tensor.device());
                 if (kind, device) != (Kind::Float, place) || !tensor.is_contiguous() || tensor.size() != size {
+                    let whose = if tensors.len() == 1 { "its".into() } else { format!("of one of {size:?}, the") };
                     let (is, stride) = (tensor.size(), tensor.stride());
-                    let why = format!("a {name} of {size:?} is {kind:?} {is:?} on {device:?} with strides {stride:?}");
+                    let why = format!("{whose} {name} is {kind:?} {is:?} on {device:?} with strides {stride:?}");
                     return Err(Error::argument(doing(), why));
                 }
             }
@@ -101,34 +105,23 @@ impl AdamW {
         let &Self { grad_scale, lr, beta1, beta2, weight_decay, eps, step } = self;
         let pointers: Vec<[_; 4]> =
             tensors.iter().map(|of_one| of_one.each_ref().map(|tensor| tensor.as_ptr())).collect();
-        let statuses: Vec<ffi::Status> = match means {
+        match means {
             Means::OnePass => {
                 // SAFETY: the caller guarantees what this function requires of the tensors, and they outlive the call.
                 let one = |[p, g, m, v]: &[_; 4]| unsafe {
                     ffi::vidtui_adamw(*p, *g, *m, *v, grad_scale, lr, beta1, beta2, weight_decay, eps, step as f64)
                 };
-                pointers.iter().map(one).collect()
+                pointers.iter().map(one).find(|status| !status.is_null())
             }
             Means::Libtorch => {
-                let all = pointers.as_flattened().as_ptr();
+                let (all, count, step) = (pointers.as_flattened().as_ptr(), tensors.len(), step as f64);
                 // SAFETY: as above; the call reads four pointers for each of the tensors.
                 let status = unsafe {
-                    ffi::vidtui_adamw_fused(
-                        all,
-                        tensors.len(),
-                        grad_scale,
-                        lr,
-                        beta1,
-                        beta2,
-                        weight_decay,
-                        eps,
-                        step as f64,
-                    )
+                    ffi::vidtui_adamw_fused(all, count, grad_scale, lr, beta1, beta2, weight_decay, eps, step)
                 };
-                vec![status]
+                Some(status).filter(|status| !status.is_null())
             }
-        };
-        statuses.into_iter().find(|status| !status.is_null())
+        }
     }
 }
 

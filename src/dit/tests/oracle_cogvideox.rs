@@ -13,8 +13,9 @@ use dit::mixers::Kept;
 use dit::network::Network;
 use recipe::Model;
 use serde_json::Value;
+use support::device::{device, there};
 use support::whole::{Whole, all_weights};
-use support::{Tensors, Twice, device, load, oracle, relative, there, write, write_twice};
+use support::{Tensors, Twice, load, oracle, relative, write, write_twice};
 use tch::{Kind, Tensor};
 
 /// Returns the model of a diffusers configuration, with the sizes of the recorded inputs.

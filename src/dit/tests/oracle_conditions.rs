@@ -16,8 +16,9 @@ use dit::mixers::Kept;
 use dit::network::{ForwardBackward, Network};
 use recipe::{Loss, LossWeighting, Model};
 use serde_json::Value;
+use support::device::{device, there};
 use support::whole::{Whole, all_weights};
-use support::{Tensors, device, load, metadata, oracle, relative, there};
+use support::{Tensors, load, metadata, oracle, relative};
 use tch::{Kind, Tensor};
 
 /// A recorded step.

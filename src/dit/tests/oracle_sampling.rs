@@ -15,7 +15,8 @@ use dit::sampler::{Guidance, Prediction, Sampler, Stepped};
 use recipe::{FsdpUnit, Model, TimestepSpacing};
 use serde_json::Value;
 use std::convert::Infallible;
-use support::{Tensors, device, load, metadata, oracle, read, relative, there};
+use support::device::{device, there};
+use support::{Tensors, load, metadata, oracle, read, relative};
 use tch::{Kind, TchError, Tensor};
 
 /// The tolerance for schedulers alone.

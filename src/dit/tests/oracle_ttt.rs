@@ -22,7 +22,8 @@ use kernels::ttt::{Inputs, Settings, scan};
 use recipe::{FsdpUnit, Layer, Loss, LrAlignment, Model, Positions};
 use std::collections::HashMap;
 use std::convert::Infallible;
-use support::{Tensors, Twice, device, load, metadata, oracle, relative, there, write_twice};
+use support::device::{device, there};
+use support::{Tensors, Twice, load, metadata, oracle, relative, write_twice};
 use tch::{Kind, TchError, Tensor};
 
 /// Compares the inner loop with a recorded one; returns the number of gradients.

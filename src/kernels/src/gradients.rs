@@ -11,10 +11,7 @@ use tch::{TchError, Tensor};
 /// # Errors
 /// An operator of the graph failed, for example a collective because a peer exited.
 pub fn gradients(outputs: &[(&Tensor, &Tensor)], inputs: &[&Tensor]) -> Result<Vec<Option<Tensor>>, TchError> {
-    let [of, cotangents] = [0, 1].map(|side| {
-        let pick = |pair: &(&Tensor, &Tensor)| if side == 0 { pair.0.as_ptr() } else { pair.1.as_ptr() };
-        outputs.iter().map(|pair| pick(pair)).collect::<Vec<_>>()
-    });
+    let (of, cotangents): (Vec<_>, Vec<_>) = outputs.iter().map(|(of, pull)| (of.as_ptr(), pull.as_ptr())).unzip();
     let leaves: Vec<_> = inputs.iter().map(|tensor| tensor.as_ptr()).collect();
     let mut grads = vec![std::ptr::null_mut(); inputs.len()];
     // SAFETY: all pointers are of tensors that outlive the call; it reads as many as the two numbers say, and writes a new tensor or null
@@ -24,9 +21,9 @@ pub fn gradients(outputs: &[(&Tensor, &Tensor)], inputs: &[&Tensor]) -> Result<V
         ffi::vidtui_gradients(of, cotangents, outputs.len(), leaves.as_ptr(), leaves.len(), grads.as_mut_ptr())
     };
     ffi::done(status).map_err(TchError::Torch)?;
-    // SAFETY: a pointer that is not null is of a tensor that the call created; it transfers ownership to us.
     let owned = |pointer: *mut torch_sys::C_tensor| {
-        if pointer.is_null() { None } else { Some(unsafe { Tensor::from_ptr(pointer) }) }
+        // SAFETY: a pointer that is not null is of a tensor that the call created; it transfers ownership to us.
+        (!pointer.is_null()).then(|| unsafe { Tensor::from_ptr(pointer) })
     };
     Ok(grads.into_iter().map(owned).collect())
 }

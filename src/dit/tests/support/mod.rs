@@ -15,7 +15,6 @@ use safetensors::{Dtype, SafeTensors};
 use std::collections::HashMap;
 use tch::{Device, Kind, Tensor};
 
-pub use device::{device, there};
 pub use tensor_file::write;
 
 /// Tensors by name.

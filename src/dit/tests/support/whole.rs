@@ -1,6 +1,7 @@
 //! The unsharded parameters of a network on one rank, by their diffusers names.
 
-use super::{Tensors, oracle, read, there};
+use super::device::there;
+use super::{Tensors, oracle, read};
 use camino::Utf8Path;
 use dit::network::Units;
 use dit::params::{SlotGrad, UnitParams, unit_specs};

@@ -7,6 +7,8 @@
 use std::fmt::Write;
 use std::fs;
 
+use camino::Utf8Path;
+
 use crate::bench::python;
 use crate::failure::{Failure, Result};
 use crate::process::{command, output};
@@ -29,8 +31,11 @@ const UPDATE: &str = "UPDATE_KERNEL_RESOURCES";
 /// The sources of kernels.
 const SOURCES: [&str; 2] = ["ttt", "fused"];
 
-/// Compiles the kernels in `src/kernels/cuda` and compares their resources with `resources.txt` beside them.
-pub fn check() -> Result<()> {
+/// The file into which the build of the crate `kernels` writes the compiler's reports.
+const REPORTS: &str = "ptxas.log";
+
+/// Compiles the kernels in `src/kernels/cuda`, and compares their resources with the recorded ones.
+pub fn compile_and_compare() -> Result<()> {
     let (nvcc, folder, target) = (python::nvcc()?, root().join("src/kernels/cuda"), root().join("target/cuda"));
     fs::create_dir_all(&target).map_err(|e| Failure::new(format!("cannot create {target}"), e, "check the disk"))?;
     println!("compiling the CUDA kernels for {} targets (a minute)", TARGETS.len());
@@ -42,8 +47,26 @@ pub fn check() -> Result<()> {
         let out = output(&mut compile, "see the compiler's errors above")?;
         log += &String::from_utf8_lossy(&out.stderr);
     }
-    let found = resources(&log);
-    let file = folder.join("resources.txt");
+    compare(&log)
+}
+
+/// Compares the resources of the kernels that the newest build in a folder of cargo has with the recorded ones.
+pub fn compare_built(profile: &Utf8Path) -> Result<()> {
+    let built = profile.join("build").read_dir_utf8().into_iter().flatten().flatten();
+    let reports = built.map(|entry| entry.path().join("out").join(REPORTS)).filter(|path| path.is_file());
+    let newest = reports.max_by_key(|path| path.metadata().and_then(|meta| meta.modified()).ok());
+    let Some(path) = newest else {
+        let why = format!("no folder in {profile}/build has {REPORTS}");
+        return Err(Failure::new("cannot compare the CUDA kernels", why, "remove that folder and run this again"));
+    };
+    let log = fs::read_to_string(&path).map_err(|e| Failure::new(format!("cannot read {path}"), e, "remove it"))?;
+    compare(&log)
+}
+
+/// Compares the resources in the reports of ptxas with `resources.txt`.
+fn compare(log: &str) -> Result<()> {
+    let found = resources(log);
+    let file = root().join("src/kernels/cuda/resources.txt");
     let recorded =
         fs::read_to_string(&file).map_err(|e| Failure::new(format!("cannot read {file}"), e, "check it out"))?;
     let (others, recorded): (Vec<_>, Vec<_>) = recorded.lines().partition(|line| line.contains(SHARED));
