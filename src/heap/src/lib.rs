@@ -12,25 +12,11 @@ pub fn return_freed_memory() {
     }
 }
 
-/// Returns the free pages between blocks that are in use to the system. Takes a millisecond or more: all heaps are searched, and locked
-/// one after the other.
-pub fn trim() {
-    #[cfg(target_env = "gnu")]
-    // SAFETY: malloc_trim takes no pointers and may be called at any time.
-    unsafe {
-        libc::malloc_trim(0)
-    };
-}
-
 #[cfg(test)]
 mod tests {
-    /// The tests measure the process, so they run one after the other.
-    static ALONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
-
     #[test]
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     fn a_large_block_has_a_mapping_of_its_own_also_after_larger_ones_were_freed() {
-        let _alone = ALONE.lock();
         super::return_freed_memory();
         let mapped_kib = || {
             let status = std::fs::read_to_string("/proc/self/status").expect("Linux has /proc");
@@ -43,22 +29,5 @@ mod tests {
         let during = mapped_kib();
         drop(block);
         assert_eq!((during - before, mapped_kib()), (4100, before), "4 MiB and a page");
-    }
-
-    #[test]
-    #[cfg(all(target_os = "linux", target_env = "gnu"))]
-    fn free_pages_between_used_blocks_return_to_the_system() {
-        let _alone = ALONE.lock();
-        let resident_kib = || {
-            let status = std::fs::read_to_string("/proc/self/status").expect("Linux has /proc");
-            let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("the size of this process");
-            line.trim().trim_end_matches(" kB").parse::<usize>().expect("a number")
-        };
-        // 40 MB in blocks that are not mappings. One of 64 stays in use.
-        let mut blocks: Vec<_> = (0..4096).map(|_| Some(vec![1u8; 10_000])).collect();
-        blocks.iter_mut().enumerate().filter(|(i, _)| i % 64 != 0).for_each(|(_, block)| *block = None);
-        let before = resident_kib();
-        super::trim();
-        assert!(resident_kib() + 20_000 < before, "{before} KiB, then {} KiB", resident_kib());
     }
 }
