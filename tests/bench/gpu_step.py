@@ -12,43 +12,23 @@ import sys
 import time
 
 import torch
-from diffusers import CogVideoXTransformer3DModel
-from diffusers.models.embeddings import get_3d_rotary_pos_embed
+from cogvideox import latent_shape, network, rotary, text_shape
 
-name, layers, steps = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+size, layers, steps = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 device = sys.argv[4] if len(sys.argv) > 4 else "cuda"
 torch.manual_seed(0)
-# Heads, rows and columns of the latent, and the length and width of the text.
-heads, (rows, columns), (text_len, text_dim) = {
-    "52m": (8, (16, 24), (64, 512)),
-    "5b": (48, (60, 90), (226, 4096)),
-}[name]
-model = CogVideoXTransformer3DModel(
-    num_attention_heads=heads,
-    attention_head_dim=64,
-    in_channels=16,
-    out_channels=16,
-    time_embed_dim=512,
-    text_embed_dim=text_dim,
-    num_layers=layers,
-    sample_width=columns,
-    sample_height=rows,
-    sample_frames=49,
-    max_text_seq_length=text_len,
-    use_rotary_positional_embeddings=True,
-).to(device)
-grid = (rows // 2, columns // 2)
-positions = [each.to(device) for each in get_3d_rotary_pos_embed(64, ((0, 0), grid), grid, 13)]
+model = network(size, layers).to(device)
+positions = [each.to(device) for each in rotary(size)]
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=1e-4, fused=device != "cpu")
-latent, text = torch.randn(1, 13, 16, rows, columns, device=device), torch.randn(1, text_len, text_dim, device=device)
-network = torch.compile(model, dynamic=False)
+latent, text = (torch.randn(shape(size), device=device) for shape in (latent_shape, text_shape))
+compiled = torch.compile(model, dynamic=False)
 seconds = []
 for _ in range(steps):
     start = time.perf_counter()
     noise = torch.randn_like(latent)
     timestep = torch.randint(0, 1000, (1,), device=device)
     with torch.autocast(device, torch.bfloat16):
-        output = network(latent + noise, text, timestep, image_rotary_emb=positions, return_dict=False)[0]
+        output = compiled(latent + noise, text, timestep, image_rotary_emb=positions, return_dict=False)[0]
     (output.float() - noise).square().mean().backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
     optimizer.step()

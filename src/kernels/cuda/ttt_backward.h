@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(S::kThreads, 1) ttt_chain(const Shape shape, c
     const uint32_t* packed = reinterpret_cast<const uint32_t*>(kept + layout.outer);  // W2 before the update
     const auto packed_at = [&](int m, int n, int h) { return packed[((m * S::kColumnTiles + n) * 2 + h) * kOwned + l.thread]; };
     __syncthreads();  // The last mini-batch is finished with all buffers.
-    // What the replay left for the next mini-batch has long gone to memory, which takes three times as long to answer as the L2 cache.
+    // Bring what the replay left for the next mini-batch into the L2 cache, which answers sooner than memory.
     if (batch > first) {
       const auto prefetch = [&](const void* from, size_t bytes) {
         constexpr int kLine = 128;

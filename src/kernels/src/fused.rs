@@ -60,7 +60,7 @@ pub fn modulated_norm(
             vectors.as_flattened().as_ptr(),
             split,
             eps,
-            on_gpu != OnGpu::Operators,
+            on_gpu.prefers_kernel(),
             &raw mut out,
         )
     };
@@ -81,14 +81,7 @@ pub fn gated_add(x: &Tensor, update: &Tensor, gates: [&Tensor; 2], split: i64, o
     let mut out = std::ptr::null_mut();
     // SAFETY: all pointers are of tensors that outlive the call; it reads two of `gates` and writes one new tensor on success.
     let status = unsafe {
-        ffi::vidtui_gated_add(
-            x.as_ptr(),
-            update.as_ptr(),
-            gates.as_ptr(),
-            split,
-            on_gpu != OnGpu::Operators,
-            &raw mut out,
-        )
+        ffi::vidtui_gated_add(x.as_ptr(), update.as_ptr(), gates.as_ptr(), split, on_gpu.prefers_kernel(), &raw mut out)
     };
     ffi::expect_done(status, "add an update to tokens");
     // SAFETY: the call above created the tensor and transfers ownership to us.
@@ -108,7 +101,7 @@ pub fn head_norm(x: &Tensor, norm: (&Tensor, &Tensor), factors: Option<&Tensor>,
     // SAFETY: all pointers are of tensors that outlive the call, or null for missing factors; it writes one new tensor on success.
     let status = unsafe {
         let (gain, bias) = (norm.0.as_ptr(), norm.1.as_ptr());
-        ffi::vidtui_head_norm(x.as_ptr(), gain, bias, factors, eps, on_gpu != OnGpu::Operators, &raw mut out)
+        ffi::vidtui_head_norm(x.as_ptr(), gain, bias, factors, eps, on_gpu.prefers_kernel(), &raw mut out)
     };
     ffi::expect_done(status, "normalize heads");
     // SAFETY: the call above created the tensor and transfers ownership to us.
@@ -122,7 +115,7 @@ pub fn head_norm(x: &Tensor, norm: (&Tensor, &Tensor), factors: Option<&Tensor>,
 pub fn rotate(x: &Tensor, factors: &Tensor, on_gpu: OnGpu) -> Tensor {
     let mut out = std::ptr::null_mut();
     // SAFETY: both tensors outlive the call, which writes one new tensor on success.
-    let status = unsafe { ffi::vidtui_rotate(x.as_ptr(), factors.as_ptr(), on_gpu != OnGpu::Operators, &raw mut out) };
+    let status = unsafe { ffi::vidtui_rotate(x.as_ptr(), factors.as_ptr(), on_gpu.prefers_kernel(), &raw mut out) };
     ffi::expect_done(status, "rotate tokens");
     // SAFETY: the call above created the tensor and transfers ownership to us.
     unsafe { Tensor::from_ptr(out) }

@@ -24,3 +24,10 @@ pub enum OnGpu {
     /// [`fused::supports`] return true.
     Kernel,
 }
+
+impl OnGpu {
+    /// Returns whether a kernel computes what it supports.
+    pub(crate) fn prefers_kernel(self) -> bool {
+        self != OnGpu::Operators
+    }
+}

@@ -351,7 +351,9 @@ mod tests {
         let check = check_words(&launch.words).unwrap();
         assert_eq!(check[..3], ["target/release/vidtui", "check", "configs/ttt-mlp/3s.toml"]);
         assert!(check.windows(2).any(|pair| pair == ["--set", "model.num_layers=1"]));
-        assert!(!check.contains(&"--wait".to_owned()));
+        let demo = steps(1).into_iter().find(|step| step.run == Some("on-a-gpu")).unwrap();
+        let check = check_words(&demo.words).unwrap();
+        assert!(check.windows(2).any(|pair| pair == ["--fit", "1"]) && !check.contains(&"--wait".to_owned()));
         assert_eq!(check_words(&["nvidia-smi".to_owned()]), None);
         let metrics = "{\"mem_peak_gib_by_rank\":[1.5,2.5]}\n{\"mem_peak_gib_by_rank\":[3.5,2.5]}\n{\"torn";
         assert_eq!((peak_gib(metrics), peak_gib("")), (Some(3.5), None));

@@ -1,6 +1,6 @@
 //! The history of a node at two resolutions: each sample of the last minutes, and means over minutes of the last hours.
 //!
-//! Memory is bounded: a node with eight GPUs takes at most 80 KB.
+//! Memory is bounded: a node with eight GPUs takes at most 100 KB.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -150,55 +150,11 @@ pub struct Point {
     pub joined_s: f64,
 }
 
-/// The means of a node over a minute, rounded to 20 bytes: power, shares and temperature as those of a GPU, rates to 0.4 %.
-#[derive(Debug, Clone, Copy)]
-struct MinuteMoment {
-    /// The time, seconds since 1970.
-    t_s: u32,
-    values: GpuMoment,
-    /// The CPU utilization, as the utilization of a GPU.
-    cpu: u8,
-    /// Received and sent bytes per second of the network and of InfiniBand: the upper half of the float, rounded.
-    rates: [u16; 4],
-}
-
-impl From<Moment> for MinuteMoment {
-    fn from(moment: Moment) -> Self {
-        let Moment { t, power_w, util_pct, mem_share, cpu_pct, net_rx, net_tx, ib_rx, ib_tx, temp_c } = moment;
-        let known = |value: f32| value.is_finite().then_some(f64::from(value));
-        let cpu = GpuMoment::new(None, known(cpu_pct), None, None).util_pct;
-        MinuteMoment {
-            t_s: t.round() as u32,
-            values: GpuMoment::new(known(power_w), known(util_pct), known(mem_share), known(temp_c)),
-            cpu,
-            rates: [net_rx, net_tx, ib_rx, ib_tx].map(|rate| (rate.to_bits().wrapping_add(1 << 15) >> 16) as u16),
-        }
-    }
-}
-
-impl From<MinuteMoment> for Moment {
-    fn from(MinuteMoment { t_s, values, cpu, rates }: MinuteMoment) -> Self {
-        let [net_rx, net_tx, ib_rx, ib_tx] = rates.map(|half| f32::from_bits(u32::from(half) << 16));
-        Moment {
-            t: f64::from(t_s),
-            power_w: values.power_w(),
-            util_pct: values.util_pct(),
-            mem_share: values.mem_share(),
-            cpu_pct: GpuMoment { util_pct: cpu, ..GpuMoment::UNKNOWN }.util_pct(),
-            net_rx,
-            net_tx,
-            ib_rx,
-            ib_tx,
-            temp_c: values.temp_c(),
-        }
-    }
-}
-
 /// The history of a node and its GPUs.
 #[derive(Debug, Clone, Default)]
 pub struct History {
-    samples: Level<Moment>,
-    minutes: Level<MinuteMoment>,
+    samples: Level,
+    minutes: Level,
     /// The minute of the newest sample, since 1970.
     minute: Option<i64>,
 }
@@ -207,43 +163,13 @@ pub struct History {
 type Row = (Moment, Vec<(u32, GpuMoment)>);
 
 /// Values of one resolution, oldest first. Each GPU has one entry per moment.
-#[derive(Debug, Clone)]
-struct Level<M> {
-    moments: VecDeque<M>,
+#[derive(Debug, Clone, Default)]
+struct Level {
+    moments: VecDeque<Moment>,
     gpus: Vec<VecDeque<GpuMoment>>,
 }
 
-impl<M> Default for Level<M> {
-    fn default() -> Self {
-        Level { moments: VecDeque::new(), gpus: Vec::new() }
-    }
-}
-
-/// A place in the history: a level, and the number of its moment.
-#[derive(Debug, Clone, Copy)]
-enum Place {
-    Minute(usize),
-    Sample(usize),
-}
-
-impl<M: Copy + From<Moment> + Into<Moment>> Level<M> {
-    fn moment(&self, at: usize) -> Moment {
-        self.moments[at].into()
-    }
-
-    /// Returns the values of a GPU; unknown if it has none.
-    fn gpu(&self, at: usize, index: u32) -> GpuMoment {
-        self.gpus.get(index as usize).and_then(|gpu| gpu.get(at)).copied().unwrap_or(GpuMoment::UNKNOWN)
-    }
-
-    /// Moves times after `now` to `now`.
-    fn clock_set_back(&mut self, now: f64) {
-        for moment in &mut self.moments {
-            let known: Moment = (*moment).into();
-            *moment = Moment { t: known.t.min(now), ..known }.into();
-        }
-    }
-
+impl Level {
     /// Makes a level with the newest `most` of these rows, which are in time order.
     fn of(rows: impl Iterator<Item = Row>, most: usize) -> Self {
         let mut level = Self::default();
@@ -254,7 +180,7 @@ impl<M: Copy + From<Moment> + Into<Moment>> Level<M> {
     /// Returns the rows from this place on.
     fn rows(&self, from: usize) -> impl Iterator<Item = Row> {
         let gpus = move |at: usize| (0..).zip(self.gpus.iter().map(|gpu| gpu[at])).collect::<Vec<(u32, GpuMoment)>>();
-        (from..self.moments.len()).map(move |at| (self.moment(at), gpus(at)))
+        (from..self.moments.len()).map(move |at| (self.moments[at], gpus(at)))
     }
 
     fn push(&mut self, moment: Moment, gpus: impl Iterator<Item = (u32, GpuMoment)>, most: usize) {
@@ -265,7 +191,7 @@ impl<M: Copy + From<Moment> + Into<Moment>> Level<M> {
             }
         }
         let before = self.moments.len();
-        push_within(&mut self.moments, moment.into(), most);
+        push_within(&mut self.moments, moment, most);
         for (index, values) in gpus.filter(|(index, _)| *index < MOST_GPUS) {
             let at = index as usize;
             if self.gpus.len() <= at {
@@ -339,8 +265,9 @@ impl History {
 
     /// Moves times after `now` to `now`, because the clock was set back.
     pub fn clock_set_back(&mut self, now: f64) {
-        self.samples.clock_set_back(now);
-        self.minutes.clock_set_back(now);
+        for level in [&mut self.samples, &mut self.minutes] {
+            level.moments.iter_mut().for_each(|moment| moment.t = moment.t.min(now));
+        }
     }
 
     /// Returns the newest sample.
@@ -351,8 +278,8 @@ impl History {
     /// Returns the values nearest to a time: a sample, or means over a minute before the first sample. In a gap, where charts
     /// have no line, all values are NaN. `None` if there are no values at all.
     pub fn at(&self, t: f64) -> Option<Moment> {
-        let (place, is_gap) = self.nearest(t)?;
-        let mut found = self.moment(place);
+        let (level, at, is_gap) = self.nearest(t)?;
+        let mut found = level.moments[at];
         if is_gap {
             found.values().into_iter().for_each(|value| *value = f32::NAN);
         }
@@ -361,40 +288,22 @@ impl History {
 
     /// Returns the values of a GPU nearest to a time, as [`History::at`]; all are unknown in a gap.
     pub fn gpu_at(&self, index: u32, t: f64) -> GpuMoment {
-        let found = self.nearest(t).filter(|(_, is_gap)| !is_gap);
-        found.map_or(GpuMoment::UNKNOWN, |(place, _)| self.gpu(place, index))
+        let found = self.nearest(t).filter(|(.., is_gap)| !is_gap);
+        let found = found.and_then(|(level, at, _)| level.gpus.get(index as usize)?.get(at));
+        found.copied().unwrap_or(GpuMoment::UNKNOWN)
     }
 
-    fn moment(&self, place: Place) -> Moment {
-        match place {
-            Place::Minute(at) => self.minutes.moment(at),
-            Place::Sample(at) => self.samples.moment(at),
-        }
-    }
-
-    fn gpu(&self, place: Place, index: u32) -> GpuMoment {
-        match place {
-            Place::Minute(at) => self.minutes.gpu(at, index),
-            Place::Sample(at) => self.samples.gpu(at, index),
-        }
-    }
-
-    /// Returns the places of the means over minutes before the first sample, then those of the samples.
-    fn places(&self) -> impl Iterator<Item = Place> + Clone {
+    /// Finds the values nearest to a time: their level, their place in it, and whether the time is in a gap.
+    fn nearest(&self, t: f64) -> Option<(&Level, usize, bool)> {
         let oldest = self.samples.moments.front().map_or(f64::INFINITY, |moment| moment.t);
-        let older = (0..self.minutes.moments.len()).filter(move |at| self.minutes.moment(*at).t < oldest);
-        older.map(Place::Minute).chain((0..self.samples.moments.len()).map(Place::Sample))
-    }
-
-    /// Finds the values nearest to a time: their place, and whether the time is in a gap.
-    fn nearest(&self, t: f64) -> Option<(Place, bool)> {
-        let distance = |place: &Place| (self.moment(*place).t - t).abs();
-        let nearest = self.places().min_by(|a, b| distance(a).total_cmp(&distance(b)))?;
-        let joined_s = match nearest {
-            Place::Minute(_) => MINUTES_JOINED_S,
-            Place::Sample(_) => SAMPLES_JOINED_S,
-        };
-        Some((nearest, distance(&nearest) > joined_s))
+        let places = |level: &'_ Level| 0..level.moments.len();
+        let distance = |level: &Level, at: usize| (level.moments[at].t - t).abs();
+        let (minutes, samples) = (&self.minutes, &self.samples);
+        let older = places(minutes).filter(|at| minutes.moments[*at].t < oldest);
+        let older = older.map(|at| (minutes, at, MINUTES_JOINED_S));
+        let newer = places(samples).map(|at| (samples, at, SAMPLES_JOINED_S));
+        let nearest = older.chain(newer).min_by(|a, b| distance(a.0, a.1).total_cmp(&distance(b.0, b.1)));
+        nearest.map(|(level, at, joined_s)| (level, at, distance(level, at) > joined_s))
     }
 
     /// Returns the samples that are kept one by one, oldest first.
@@ -404,24 +313,30 @@ impl History {
 
     /// Returns a value of the node over time, oldest first: means over minutes, then samples.
     pub fn points(&self, of: fn(&Moment) -> f32) -> impl Iterator<Item = Point> + Clone {
-        self.joined(move |place| of(&self.moment(place)))
+        self.joined(move |level, at| of(&level.moments[at]))
     }
 
     /// Returns a value of a GPU over time, oldest first: means over minutes, then samples.
     pub fn gpu_points(&self, index: u32, of: fn(GpuMoment) -> f32) -> impl Iterator<Item = Point> + Clone {
-        self.joined(move |place| of(self.gpu(place, index)))
+        self.joined(move |level, at| {
+            level.gpus.get(index as usize).and_then(|gpu| gpu.get(at)).map_or(f32::NAN, |values| of(*values))
+        })
     }
 
-    fn joined(&self, of: impl Fn(Place) -> f32 + Copy) -> impl Iterator<Item = Point> + Clone {
-        self.places().map(move |place| Point {
-            t: self.moment(place).t,
-            value: of(place),
-            joined_s: match place {
-                // The first sample continues the line of the means.
-                Place::Minute(_) | Place::Sample(0) => MINUTES_JOINED_S,
-                Place::Sample(_) => SAMPLES_JOINED_S,
-            },
-        })
+    fn joined(&self, of: impl Fn(&Level, usize) -> f32 + Copy) -> impl Iterator<Item = Point> + Clone {
+        let oldest = self.samples.moments.front().map_or(f64::INFINITY, |moment| moment.t);
+        let level = move |level: &'_ Level, joined_s: f64, at: usize| Point {
+            t: level.moments[at].t,
+            value: of(level, at),
+            joined_s,
+        };
+        let (minutes, samples) = (&self.minutes, &self.samples);
+        let older = (0..minutes.moments.len()).map(move |at| level(minutes, MINUTES_JOINED_S, at));
+        let older = older.filter(move |point| point.t < oldest);
+        // The first sample continues the line of the means.
+        let joined_s = move |at: usize| if at == 0 { MINUTES_JOINED_S } else { SAMPLES_JOINED_S };
+        let newer = (0..samples.moments.len()).map(move |at| level(samples, joined_s(at), at));
+        older.chain(newer)
     }
 }
 
@@ -495,22 +410,12 @@ mod tests {
             history.push(moment(f64::from(at) * 2.0, 500.0), gpus);
         }
         assert_eq!((history.samples.moments.len(), history.minutes.moments.len()), (SAMPLES, MINUTES));
-        fn bytes<M>(level: &Level<M>) -> usize {
+        let bytes = |level: &Level| {
             let gpus: usize = level.gpus.iter().map(|gpu| gpu.capacity() * size_of::<GpuMoment>()).sum();
-            level.moments.capacity() * size_of::<M>() + gpus
-        }
+            level.moments.capacity() * size_of::<Moment>() + gpus
+        };
         let bytes = bytes(&history.samples) + bytes(&history.minutes);
-        assert!(bytes <= 80_000, "{bytes}");
-    }
-
-    #[test]
-    fn means_over_a_minute_are_rounded_and_missing_values_stay_missing() {
-        let values = Moment { t: 1e9, cpu_pct: 41.6, net_rx: 1.25e9, ib_tx: 3.0, temp_c: 61.2, ..moment(1e9, 631.95) };
-        let rounded = Moment::from(MinuteMoment::from(values));
-        assert_eq!((rounded.t, rounded.power_w, rounded.cpu_pct, rounded.temp_c), (1e9, 632.0, 42.0, 61.0));
-        assert!((rounded.net_rx / 1.25e9 - 1.0).abs() < 0.005 && rounded.ib_tx == 3.0);
-        assert!(rounded.net_tx.is_nan() && rounded.ib_rx.is_nan());
-        assert!(Moment::from(MinuteMoment::from(moment(0.0, f32::NAN))).power_w.is_nan());
+        assert!(bytes <= 100_000, "{bytes}");
     }
 
     #[test]

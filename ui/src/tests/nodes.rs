@@ -508,8 +508,7 @@ fn the_history_of_a_node_of_a_run_begins_with_the_samples_that_its_supervisor_re
     assert!(NOW - power[0].t > 39_500.0);
     let (newest, recorded) = power.split_last().unwrap();
     assert_eq!((newest.t, newest.value), (NOW, 601.5));
-    // Means over a minute are rounded.
-    assert!(recorded.iter().all(|point| (point.value - 300.5).abs() <= 0.5));
+    assert!(recorded.iter().all(|point| point.value == 300.5));
     assert!(history.points(|moment| moment.mem_share).all(|point| (0.85..0.87).contains(&point.value)));
     assert!(history.gpu_points(2, |gpu| gpu.mem_share()).all(|point| (0.85..0.87).contains(&point.value)));
     assert!(history.points(|moment| moment.temp_c).all(|point| point.value == 59.0));
@@ -519,7 +518,7 @@ fn the_history_of_a_node_of_a_run_begins_with_the_samples_that_its_supervisor_re
     let infiniband: Vec<f32> = history.points(|moment| moment.ib_tx).map(|point| point.value).collect();
     for (rate, recorded) in [(2e8, network), (4.4e9, infiniband)] {
         let (newest, recorded) = recorded.split_last().unwrap();
-        assert!(newest.is_nan() && recorded.iter().all(|value| (value / rate - 1.0).abs() < 0.004), "{recorded:?}");
+        assert!(newest.is_nan() && recorded.iter().all(|value| (value / rate - 1.0).abs() < 1e-5), "{recorded:?}");
     }
     // All are sent. Later, the samples of the time in which the screen was hidden are read.
     ui.send(Msg::Node { node: named("gpu001"), what: NodeMsg::Recorded(Vec::new()) });

@@ -94,7 +94,7 @@ mod tests {
         assert!(Arc::ptr_eq(&first, &known.read(&dir).unwrap()));
         let recipe = run.recipe().unwrap();
         assert_eq!(first.values().unwrap().checkpoint_interval, recipe.checkpoint.interval);
-        // Of another length: two writes within a tick of the file system's clock have the same time.
+        // The new name has another length, because two writes within a tick of the file system's clock have the same time.
         dir.write_run(&Run { name: "another-name".into(), ..run }).unwrap();
         assert_eq!(known.read(&dir).unwrap().run.name, "another-name");
         known.forget(&dir);

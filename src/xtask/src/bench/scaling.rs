@@ -234,7 +234,7 @@ fn document(of: &Value, ours: &Seconds, theirs: &Seconds, wider: &[(u64, f64)]) 
 /// A quantity that the estimate depends on.
 struct Basis {
     quantity: &'static str,
-    /// What was measured, on CPUs and single GPUs.
+    /// The measured value, and where it was measured.
     measured: &'static str,
     /// The value that the formulas give for the stage.
     computed: fn(&Value) -> String,
