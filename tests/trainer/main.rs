@@ -470,7 +470,7 @@ fn the_peak_memory_of_a_step_is_the_forecast() {
     let scene = Scene::new();
     let long = scene.dataset("long", 13, [16, 16], 8);
     let long = format!("data.index={}", scene.text_dataset(&long, 16, 1));
-    let peak = |name: &str, mesh: [usize; 2], sets: &[&str]| {
+    let peak = |name: &str, mesh: [usize; 3], sets: &[&str]| {
         let base = ["model.head_dim=64", "train.steps=1", "optimizer.warmup_steps=1", "checkpoint.interval=0"];
         let sets = [&base[..], sets].concat();
         let run = scene.launch(name, &mesh, &sets).finish();
@@ -487,21 +487,23 @@ fn the_peak_memory_of_a_step_is_the_forecast() {
     let ttt = ["model.layer=ttt_mlp", "model.ttt_mini_batch=16"];
     let none = ["remat.mode=none"];
     let cases = [
-        ("block", [1, 1], samples, activations.clone()),
-        ("none", [1, 1], samples, [&activations[..], &none].concat()),
-        ("ttt-block", [1, 1], samples, [&activations[..], &ttt].concat()),
-        ("ttt-none", [1, 1], samples, [&activations[..], &ttt, &none].concat()),
-        ("ttt-frozen-mlp", [1, 1], samples, [&activations[..], &ttt, &none, &["train.trainable=qkvo"]].concat()),
-        ("gathered-block", [1, 2], blocks, gathered.to_vec()),
-        ("gathered-none", [1, 2], blocks, [&gathered[..], &none].concat()),
+        ("block", [1, 1, 1], samples, activations.clone()),
+        ("none", [1, 1, 1], samples, [&activations[..], &none].concat()),
+        ("ttt-block", [1, 1, 1], samples, [&activations[..], &ttt].concat()),
+        ("ttt-none", [1, 1, 1], samples, [&activations[..], &ttt, &none].concat()),
+        ("ttt-frozen-mlp", [1, 1, 1], samples, [&activations[..], &ttt, &none, &["train.trainable=qkvo"]].concat()),
+        ("tp-block", [1, 1, 2], samples, activations.clone()),
+        ("tp-ttt-none", [1, 1, 2], samples, [&activations[..], &ttt, &none].concat()),
+        ("gathered-block", [1, 2, 1], blocks, gathered.to_vec()),
+        ("gathered-none", [1, 2, 1], blocks, [&gathered[..], &none].concat()),
     ];
     for (name, mesh, sizes, sets) in cases {
         let [(few_foreseen, few), (many_foreseen, many)] = sizes
             .map(|size| peak(&format!("{name}-{}", &size[size.len() - 1..]), mesh, &[&sets[..], &[size]].concat()));
         let (foreseen, measured) = (many_foreseen - few_foreseen, many - few);
-        assert!(foreseen > 0.12, "{foreseen}");
+        assert!(foreseen > 0.09, "{name}: {foreseen}");
         // The memory of collectives in flight at the peak depends on which of the two ranks is ahead.
-        let tolerance = if mesh == [1, 1] { 0.1 } else { 0.2 };
+        let tolerance = if mesh == [1, 1, 1] { 0.1 } else { 0.2 };
         assert!((measured / foreseen - 1.0).abs() < tolerance, "{name}: {measured:.4} GiB, forecast {foreseen:.4} GiB");
     }
 }

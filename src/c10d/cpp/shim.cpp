@@ -124,19 +124,52 @@ at::Tensor slice_last(const Group& group, const at::Tensor& x) {
   return x.narrow(-1, group.backend->getRank() * len, len).contiguous();
 }
 
-enum class Collective { CopyTo, ReduceFrom, GatherFrom, ScatterTo };
+// Concatenates the ranks' parts of the tokens, `[B, len / ranks rounded up, ...]`, and drops the rows after `len`.
+at::Tensor gather_tokens(const Group& group, const at::Tensor& x, int64_t len) {
+  at::NoGradGuard no_grad;
+  const at::Tensor part = x.detach().contiguous(), flat = part.view(-1);
+  const int64_t ranks = group.backend->getSize();
+  std::vector<int64_t> size = part.sizes().vec();
+  size.insert(size.begin(), ranks);
+  at::Tensor all = at::empty(size, part.options()), all_flat = all.view(-1), own_flat = flat;
+  group.tally->gathered += ring_part(*group.backend, flat);
+  run_now(group, x.device(), [&] { return group.backend->_allgather_base(all_flat, own_flat); });
+  return all.transpose(0, 1).flatten(1, 2).narrow(1, 0, len);
+}
+
+// Sums the tokens `[B, len, ...]` of all ranks and returns this rank's part, `[B, len / ranks rounded up, ...]`. Rows after `len` are zero.
+at::Tensor reduce_tokens(const Group& group, const at::Tensor& x) {
+  at::NoGradGuard no_grad;
+  const int64_t ranks = group.backend->getSize(), part_len = (x.size(1) + ranks - 1) / ranks;
+  at::Tensor all = x.detach();
+  if (part_len * ranks > x.size(1)) {
+    std::vector<int64_t> missing = x.sizes().vec();
+    missing[1] = part_len * ranks - x.size(1);
+    all = at::cat({all, at::zeros(missing, x.options())}, 1);
+  }
+  // Rank by rank; a view for one sample.
+  all = all.unflatten(1, {ranks, part_len}).transpose(0, 1).contiguous();
+  at::Tensor part = at::empty_like(all[0]), part_flat = part.view(-1), all_flat = all.view(-1);
+  group.tally->scattered += ring_part(*group.backend, part);
+  run_now(group, x.device(), [&] { return group.backend->_reduce_scatter_base(part_flat, all_flat, {}); });
+  return part;
+}
+
+enum class Collective { CopyTo, GatherFrom, GatherTokens, ReduceTokens };
 
 template <Collective kind>
 struct Parallel : torch::autograd::Function<Parallel<kind>> {
-  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x, const Group& group) {
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x, const Group& group,
+                            int64_t len) {
     // The graph keeps the group alive.
     ctx->saved_data["group"] = c10::IValue::make_capsule(group.backend);
     ctx->saved_data["tally"] = c10::IValue::make_capsule(group.tally);
+    if (kind == Collective::ReduceTokens) ctx->saved_data["len"] = x.size(1);
     switch (kind) {
       case Collective::CopyTo: return x.detach();
-      case Collective::ReduceFrom: return sum_over(group, x);
       case Collective::GatherFrom: return gather_last(group, x);
-      case Collective::ScatterTo: return slice_last(group, x);
+      case Collective::GatherTokens: return gather_tokens(group, x, len);
+      case Collective::ReduceTokens: return reduce_tokens(group, x);
     }
   }
 
@@ -147,13 +180,13 @@ struct Parallel : torch::autograd::Function<Parallel<kind>> {
     const auto grad = [&]() -> at::Tensor {
       switch (kind) {
         case Collective::CopyTo: return sum_over(group, grads[0]);
-        case Collective::ReduceFrom: return grads[0];
         case Collective::GatherFrom: return slice_last(group, grads[0]);
-        case Collective::ScatterTo: return gather_last(group, grads[0]);
+        case Collective::GatherTokens: return reduce_tokens(group, grads[0]);
+        case Collective::ReduceTokens: return gather_tokens(group, grads[0], ctx->saved_data["len"].toInt());
       }
       return {};
     };
-    return {grad(), at::Tensor()};
+    return {grad(), at::Tensor(), at::Tensor()};
   }
 };
 
@@ -375,15 +408,16 @@ char* vidtui_work_wait(WorkHandle* work) {
   });
 }
 
-// `kind` is 0 copy to, 1 reduce from, 2 gather from, 3 scatter to the group; the result is a new tensor.
-char* vidtui_group_parallel(GroupHandle* group, const at::Tensor* x, int kind, at::Tensor** out) {
+// `kind` is 0 copy to, 1 gather from, 2 gather tokens, of which there are `len`, 3 reduce tokens; the result is a new tensor.
+char* vidtui_group_parallel(GroupHandle* group, const at::Tensor* x, int kind, int64_t len, at::Tensor** out) {
   return guarded([&] {
     const Group ranks{group->backend, group->tally};
+    const auto done = [&](at::Tensor result) { *out = new at::Tensor(std::move(result)); };
     switch (static_cast<Collective>(kind)) {
-      case Collective::CopyTo: *out = new at::Tensor(Parallel<Collective::CopyTo>::apply(*x, ranks)); break;
-      case Collective::ReduceFrom: *out = new at::Tensor(Parallel<Collective::ReduceFrom>::apply(*x, ranks)); break;
-      case Collective::GatherFrom: *out = new at::Tensor(Parallel<Collective::GatherFrom>::apply(*x, ranks)); break;
-      case Collective::ScatterTo: *out = new at::Tensor(Parallel<Collective::ScatterTo>::apply(*x, ranks)); break;
+      case Collective::CopyTo: return done(Parallel<Collective::CopyTo>::apply(*x, ranks, len));
+      case Collective::GatherFrom: return done(Parallel<Collective::GatherFrom>::apply(*x, ranks, len));
+      case Collective::GatherTokens: return done(Parallel<Collective::GatherTokens>::apply(*x, ranks, len));
+      case Collective::ReduceTokens: return done(Parallel<Collective::ReduceTokens>::apply(*x, ranks, len));
     }
   });
 }

@@ -125,6 +125,7 @@ unsafe extern "C" {
         group: *mut GroupHandle,
         x: *const C_tensor,
         kind: c_int,
+        len: i64,
         out: *mut *mut C_tensor,
     ) -> Status;
     pub fn vidtui_group_barrier(group: *mut GroupHandle, out: *mut *mut WorkHandle) -> Status;

@@ -312,33 +312,35 @@ impl Group {
     /// This and the next three functions are Megatron's differentiable collectives. They block; in a group of one rank they
     /// return the tensor unchanged.
     pub fn copy_to(&self, x: &Tensor) -> Result<Tensor> {
-        self.parallel(x, 0)
-    }
-
-    /// Sums the tensors of all ranks; each rank's gradient is that of the sum.
-    pub fn reduce_from(&self, x: &Tensor) -> Result<Tensor> {
-        self.parallel(x, 1)
+        self.parallel(x, 0, 0)
     }
 
     /// Concatenates the tensors of all ranks along the last dimension; each rank's gradient is its part.
     pub fn gather_from(&self, x: &Tensor) -> Result<Tensor> {
-        self.parallel(x, 2)
+        self.parallel(x, 1, 0)
     }
 
-    /// Returns this rank's part of the last dimension; the gradient is gathered from all ranks.
-    pub fn scatter_to(&self, x: &Tensor) -> Result<Tensor> {
-        self.parallel(x, 3)
+    /// Concatenates the ranks' parts of `len` tokens, `[B, len / ranks rounded up, …]`, to `[B, len, …]`. The gradient is
+    /// this rank's part of the sum of all ranks' gradients.
+    pub fn gather_tokens(&self, part: &Tensor, len: i64) -> Result<Tensor> {
+        self.parallel(part, 2, len)
     }
 
-    fn parallel(&self, x: &Tensor, kind: i32) -> Result<Tensor> {
+    /// Sums the tokens `[B, len, …]` of all ranks and returns this rank's part, `[B, len / ranks rounded up, …]`, in which tokens
+    /// after the last are zero. The gradients of all parts are gathered.
+    pub fn reduce_tokens(&self, x: &Tensor) -> Result<Tensor> {
+        self.parallel(x, 3, 0)
+    }
+
+    fn parallel(&self, x: &Tensor, kind: i32, len: i64) -> Result<Tensor> {
         let Some(network) = &self.network else { return Ok(x.shallow_clone()) };
         let doing = || {
-            let what = ["copy to", "reduce from", "gather from", "scatter to"][kind as usize];
+            let what = ["copy to", "gather from", "gather tokens of", "reduce tokens of"][kind as usize];
             format!("{what} {} ranks a tensor of {:?}", self.size, x.size())
         };
         let mut out = std::ptr::null_mut();
         // SAFETY: group and tensor are alive; the shim writes a new tensor on success.
-        check(unsafe { ffi::vidtui_group_parallel(network.0.as_ptr(), x.as_ptr(), kind, &mut out) }, doing)?;
+        check(unsafe { ffi::vidtui_group_parallel(network.0.as_ptr(), x.as_ptr(), kind, len, &mut out) }, doing)?;
         // SAFETY: the call above created the tensor and transfers ownership to us.
         Ok(unsafe { Tensor::from_ptr(out) })
     }

@@ -199,36 +199,47 @@ fn an_error_about_mismatched_sizes_shows_the_arithmetic() {
     assert!(matches!(error, Err(Error::Argument { .. })), "a transposed tensor");
 }
 
-/// Splits two linear layers, the first by columns and the second by rows, and compares outputs and gradients with the whole ones.
+/// Splits two linear layers, the first by columns and the second by rows, between a norm and a residual that each rank computes for its
+/// part of the tokens. Compares outputs and gradients with the whole ones.
 #[test]
-fn split_linear_layers_equal_whole_ones_forward_and_backward() -> Result<()> {
+fn split_layers_between_parts_of_the_tokens_equal_whole_ones_forward_and_backward() -> Result<()> {
     let whole = |shape: &[i64], seed: f64| {
         (Tensor::arange(shape.iter().product::<i64>(), (Kind::Float, Device::Cpu)) * seed).sin().view(shape)
     };
+    // Two samples of five tokens: every number of ranks needs padding.
+    let tokens = 5;
     for size in SIZES {
         let errors = on_ranks(size, |group, _| {
-            let (x, up, down) = (whole(&[3, 8], 0.7), whole(&[8, 8], 0.3), whole(&[8, 8], 0.5));
-            let weights = whole(&[3, 8], 1.1);
+            let (x, up, down) = (whole(&[2, tokens, 8], 0.7), whole(&[8, 8], 0.3), whole(&[8, 8], 0.5));
+            let (gain, weights) = (whole(&[8], 0.9), whole(&[2, tokens, 8], 1.1));
             let leaf = |t: &Tensor| t.detach().set_requires_grad(true);
-            let (x0, up0, down0) = (leaf(&x), leaf(&up), leaf(&down));
-            let want = x0.linear(&up0, None::<&Tensor>).tanh().linear(&down0, None::<&Tensor>);
-            let want_grads =
-                Tensor::run_backward(&[(&want * &weights).sum(Kind::Float)], &[&x0, &up0, &down0], false, false);
+            let [x0, up0, down0, gain0] = [&x, &up, &down, &gain].map(leaf);
+            let want = &x0 + (&x0 * &gain0).linear(&up0, None::<&Tensor>).tanh().linear(&down0, None::<&Tensor>);
+            let leaves = [&x0, &up0, &down0, &gain0];
+            let want_grads = Tensor::run_backward(&[(&want * &weights).sum(Kind::Float)], &leaves, false, false);
 
-            let (rank, part) = (group.rank() as i64, 8 / size as i64);
-            let mine = |t: &Tensor, dim: i64| t.narrow(dim, rank * part, part);
-            let (x1, up1, down1) = (leaf(&x), leaf(&mine(&up, 0)), leaf(&mine(&down, 1)));
-            let hidden = group.copy_to(&x1)?.linear(&up1, None::<&Tensor>).tanh();
-            // A gather and a scatter cancel out; the graph then contains both.
-            let hidden = group.scatter_to(&group.gather_from(&hidden)?)?;
-            let got = group.reduce_from(&hidden.linear(&down1, None::<&Tensor>))?;
-            let grads = Tensor::run_backward(&[(&got * &weights).sum(Kind::Float)], &[&x1, &up1, &down1], false, false);
+            let (rank, size) = (group.rank() as i64, size as i64);
+            let mine = |t: &Tensor, dim: i64| t.narrow(dim, rank * 8 / size, 8 / size);
+            let part_len = (tokens + size - 1) / size;
+            let part = |t: &Tensor| {
+                let missing = Tensor::zeros([2, part_len * size - tokens, 8], (Kind::Float, Device::Cpu));
+                Tensor::cat(&[t, &missing], 1).narrow(1, rank * part_len, part_len)
+            };
+            let [x1, up1, down1, gain1] = [&part(&x), &mine(&up, 0), &mine(&down, 1), &gain].map(leaf);
+            let normed = group.gather_tokens(&(&x1 * group.copy_to(&gain1)?), tokens)?;
+            let hidden = normed.linear(&up1, None::<&Tensor>).tanh();
+            // The gathered units of all ranks, of which each rank uses its own; the graph then contains this gather too.
+            let hidden = mine(&group.gather_from(&hidden)?, -1);
+            let got = &x1 + group.reduce_tokens(&hidden.linear(&down1, None::<&Tensor>))?;
+            let leaves = [&x1, &up1, &down1, &gain1];
+            let grads = Tensor::run_backward(&[(&got * part(&weights)).sum(Kind::Float)], &leaves, false, false);
             let off = |a: &Tensor, b: &Tensor| (a - b).abs().max().double_value(&[]);
             Ok([
-                off(&got, &want),
-                off(&grads[0], &want_grads[0]),
+                off(&got, &part(&want)),
+                off(&grads[0], &part(&want_grads[0])),
                 off(&grads[1], &mine(&want_grads[1], 0)),
                 off(&grads[2], &mine(&want_grads[2], 1)),
+                off(&grads[3], &want_grads[3]),
             ])
         })?;
         assert!(errors.iter().flatten().all(|e| *e < 1e-5), "{size} ranks: {errors:?}");

@@ -7,7 +7,6 @@
 use dit::cogvideox::Scan;
 use dit::cogvideox::ttt::Ttt;
 use dit::mixers::Mixers;
-use dit::parallel::Alone;
 use dit::params::{UnitParams, unit_specs};
 use recipe::{FsdpUnit, ParamInit, ParamSpec};
 use std::time::Instant;
@@ -46,7 +45,7 @@ fn main() {
     let (mut seconds, mut norms) = (Vec::new(), Vec::new());
     for _ in 0..number(rounds) {
         let start = Instant::now();
-        let out = layer.layer(&order, &params, &x, &Mixers::default(), &Alone).expect("no peer can be lost");
+        let out = layer.layer(&order, &params, &x, &Mixers::default()).expect("no peer can be lost");
         let grads = Tensor::run_backward(&[(&out * &pull).sum(Kind::Float)], &leaves, false, false);
         seconds.push(start.elapsed().as_secs_f64());
         norms = std::iter::once(&out).chain(&grads).map(|tensor| tensor.norm().double_value(&[])).collect();

@@ -114,6 +114,11 @@ impl Grid {
         }
     }
 
+    /// Returns the number of tokens of a sample, text and video.
+    pub(crate) fn tokens(&self) -> i64 {
+        self.text_tokens + self.video.iter().product::<i64>()
+    }
+
     /// Returns the grid on a device.
     #[must_use]
     pub fn on(mut self, device: Device) -> Self {

@@ -41,7 +41,8 @@ pub trait Family {
     /// Embeds a batch. Builds a graph if the parameters or the latent require gradients.
     fn embed(&self, grid: &Self::Grid, root: &UnitParams, inputs: &Inputs) -> Tokens;
 
-    /// Applies a block and returns the streams after it.
+    /// Applies a block and returns the streams after it. With TP the streams are a rank's part of the tokens
+    /// ([`crate::parallel::own_tokens`]).
     ///
     /// # Errors
     /// A collective of `tp` failed.
@@ -65,7 +66,7 @@ pub trait Family {
 /// The tensors between two blocks.
 #[derive(Debug)]
 pub struct Tokens {
-    /// The tensors that blocks change. The last dimension of each is the model's width.
+    /// The tensors that blocks change, `[B, tokens, width]`.
     pub streams: Vec<Tensor>,
     /// The tensors that all blocks and the head read. Those of a floating-point kind get gradients.
     pub shared: Vec<Tensor>,

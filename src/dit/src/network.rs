@@ -9,7 +9,7 @@
 use crate::block::{ActivationCheckpointing, Block, SavedForBackward, backward};
 use crate::family::{Family, Inputs, Tokens};
 use crate::mixers::Mixers;
-use crate::parallel::{Alone, TensorParallel};
+use crate::parallel::{Alone, TensorParallel, own_tokens};
 use crate::params::{Adapters, SlotGrad, UnitParams};
 use crate::vjp::{leaf, vjp_of_used};
 use recipe::{FsdpUnit, Shape};
@@ -53,15 +53,6 @@ pub trait Units {
     }
 }
 
-/// How the ranks of a TP group save the inputs of blocks for the backward pass.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum SavedInputs {
-    /// Every rank saves the whole input.
-    Replicated,
-    /// Each rank saves its part; the parts are gathered before the block is recomputed.
-    Sharded,
-}
-
 /// A network without its parameters.
 #[derive(Debug)]
 pub struct Network<F: Family> {
@@ -72,7 +63,6 @@ pub struct Network<F: Family> {
     checkpointing: ActivationCheckpointing,
     /// The number of blocks that are recomputed together, from the input of the first.
     group: usize,
-    inputs: SavedInputs,
     /// The adapters of each block; empty without LoRA.
     adapters: Vec<Adapters>,
 }
@@ -97,7 +87,6 @@ impl<F: Family> Network<F> {
             grids: RefCell::default(),
             checkpointing,
             group: 1,
-            inputs: SavedInputs::Replicated,
             adapters: Vec::new(),
         }
     }
@@ -128,11 +117,6 @@ impl<F: Family> Network<F> {
         Network { device, grids: RefCell::default(), ..self }
     }
 
-    /// Sets how the inputs of blocks are saved; the default is [`SavedInputs::Replicated`].
-    pub fn saving_inputs(self, inputs: SavedInputs) -> Self {
-        Network { inputs, ..self }
-    }
-
     /// Returns the grid of a shape. It is computed once for each shape.
     fn grid(&self, shape: Shape) -> Rc<F::Grid> {
         let mut grids = self.grids.borrow_mut();
@@ -158,11 +142,14 @@ impl<F: Family> Network<F> {
         let (grid, blocks) = (self.grid(inputs.shape()), self.family.num_blocks());
         let root = units.gather(FsdpUnit::Root, Some(FsdpUnit::Block(0)))?;
         let mut tokens = self.family.embed(&grid, &root, inputs);
+        let lens = lens(&tokens.streams);
+        tokens.streams = own_parts(&tokens.streams, units.tensor_parallel());
         for i in 0..blocks {
             let params = self.gather(units, i, (i + 1 < blocks).then_some(i + 1))?;
             let mixers = Mixers::default();
             tokens.streams = self.family.block(&grid, i, &params, &tokens, &mixers, units.tensor_parallel())?;
         }
+        tokens.streams = gathered(&tokens.streams, &lens, units.tensor_parallel())?;
         Ok(self.family.head(&grid, &root, &tokens))
     }
 
@@ -182,6 +169,8 @@ impl<F: Family> Network<F> {
         let last = (blocks - 1) / self.group * self.group;
         let root = units.gather(FsdpUnit::Root, Some(FsdpUnit::Block(0)))?;
         let Tokens { mut streams, shared } = tch::no_grad(|| self.family.embed(&grid, &root, inputs));
+        let lens = lens(&streams);
+        streams = own_parts(&streams, units.tensor_parallel());
         // Only the gradients of the embedding's parameters and input depend on the gradients of the shared tensors.
         let needs_shared_grads = root.trained().next().is_some() || inputs.latent.requires_grad();
         let block = |number| Block { family: &self.family, grid: &*grid, number, shared: &shared, needs_shared_grads };
@@ -196,13 +185,7 @@ impl<F: Family> Network<F> {
                 // Recomputing the previous block yields this input.
                 drop(kept.take_input());
             } else {
-                kept.change_input(|x| match self.inputs {
-                    SavedInputs::Replicated => units.offload_input(x),
-                    SavedInputs::Sharded => {
-                        let part = units.tensor_parallel().scatter_to(&x)?;
-                        units.offload_input(part)
-                    }
-                })?;
+                kept.change_input(|x| units.offload_input(x))?;
             }
             streams = out;
             saved.push(kept);
@@ -212,6 +195,7 @@ impl<F: Family> Network<F> {
         }
         let mut output = None;
         let mut forward_s = 0.0;
+        streams = gathered(&streams, &lens, units.tensor_parallel())?;
         let leaves = Tokens::leaves_of(&streams, &shared, needs_shared_grads);
         drop(streams);
         let mut grads = self.head_backward(&grid, &root, leaves, |out| {
@@ -219,6 +203,7 @@ impl<F: Family> Network<F> {
             forward_s = start.elapsed().as_secs_f64();
             objective(out)
         })?;
+        grads.streams = own_parts(&grads.streams, units.tensor_parallel());
         for i in (0..blocks).rev() {
             if held.is_empty() {
                 let start = i / self.group * self.group;
@@ -229,9 +214,6 @@ impl<F: Family> Network<F> {
                 while let Some(stream) = rest.next() {
                     let next = rest.peek().or_else(|| before.and_then(<[Tensor]>::first));
                     x.push(units.fetch_input(stream, next)?);
-                }
-                if self.inputs == SavedInputs::Sharded {
-                    x = x.iter().map(|x| units.tensor_parallel().gather_from(x)).collect::<Result<_, _>>()?;
                 }
                 for (j, kept) in saved.iter_mut().enumerate().skip(start) {
                     let next = if j < i { Some(j + 1) } else { start.checked_sub(self.group) };
@@ -254,7 +236,9 @@ impl<F: Family> Network<F> {
             }
             units.reduce(FsdpUnit::Block(i), of_block.params)?;
         }
-        let grad_latent = self.embed_backward(&grid, &root, inputs, &mut grads)?;
+        let grad_latent = self.embed_backward(&grid, &root, inputs, &mut grads, |grads| {
+            gathered(grads, &lens, units.tensor_parallel())
+        })?;
         let root_grads = grads.of_every_slot(&root);
         drop(root);
         units.reduce(FsdpUnit::Root, root_grads)?;
@@ -283,13 +267,14 @@ impl<F: Family> Network<F> {
     }
 
     /// Recomputes the embedding with a graph and adds the gradients of its parameters. Returns the gradient of the latent, if
-    /// the latent requires one.
+    /// the latent requires one. `gathered` makes the gradients of whole streams from those of each rank's parts.
     fn embed_backward(
         &self,
         grid: &F::Grid,
         root: &UnitParams,
         inputs: &Inputs,
         grads: &mut EndGrads,
+        gathered: impl FnOnce(&[Tensor]) -> Result<Vec<Tensor>, TchError>,
     ) -> Result<Option<Tensor>, TchError> {
         let latent = inputs.latent.requires_grad().then(|| leaf(&inputs.latent));
         let mut wanted: Vec<&Tensor> = root.trained().map(|(_, tensor)| tensor).collect();
@@ -303,7 +288,8 @@ impl<F: Family> Network<F> {
         }
         let tokens = self.family.embed(grid, root, &again);
         let shared = tokens.shared.iter().zip(&grads.shared).filter_map(|(out, grad)| Some((out, grad.as_ref()?)));
-        let outputs: Vec<_> = tokens.streams.iter().zip(&grads.streams).chain(shared).collect();
+        let of_streams = gathered(&grads.streams)?;
+        let outputs: Vec<_> = tokens.streams.iter().zip(&of_streams).chain(shared).collect();
         let mut more = vjp_of_used(&outputs, &wanted)?;
         let of_latent = latent.map(|latent| more.pop().flatten().unwrap_or_else(|| latent.zeros_like()));
         for ((_, sum), grad) in grads.params.iter_mut().zip(more) {
@@ -314,6 +300,21 @@ impl<F: Family> Network<F> {
         }
         Ok(of_latent)
     }
+}
+
+/// Returns the number of tokens of each stream.
+fn lens(streams: &[Tensor]) -> Vec<i64> {
+    streams.iter().map(|stream| stream.size()[1]).collect()
+}
+
+/// Returns this rank's part of the tokens of each stream.
+fn own_parts(streams: &[Tensor], tp: &dyn TensorParallel) -> Vec<Tensor> {
+    streams.iter().map(|stream| own_tokens(stream, tp)).collect()
+}
+
+/// Gathers streams of these lengths from the parts of all ranks, without a graph.
+fn gathered(parts: &[Tensor], lens: &[i64], tp: &dyn TensorParallel) -> Result<Vec<Tensor>, TchError> {
+    tch::no_grad(|| parts.iter().zip(lens).map(|(part, len)| tp.gather_tokens(part, *len)).collect())
 }
 
 /// The gradients of the head, to which those of the blocks and of the embedding are added.

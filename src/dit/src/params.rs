@@ -58,6 +58,32 @@ impl UnitParams {
         self.tensors.iter().enumerate().filter(|(_, t)| t.requires_grad())
     }
 
+    /// Returns the parameters for a rank that applies those in `slots`, and the tensors `others`, to its own tokens or heads only: their
+    /// gradients are summed over the ranks of `tp`, in one collective.
+    ///
+    /// # Errors
+    /// A collective of `tp` failed.
+    pub(crate) fn copied_to(
+        &self,
+        slots: &[usize],
+        others: [Tensor; 2],
+        tp: &dyn TensorParallel,
+    ) -> Result<(Self, [Tensor; 2]), TchError> {
+        let mut tensors: Vec<Tensor> = self.tensors.iter().map(Tensor::shallow_clone).collect();
+        let mut copied = others;
+        if tp.size() > 1 {
+            let all = || slots.iter().map(|&slot| &self.tensors[slot]).chain(&copied);
+            let flat: Vec<Tensor> = all().map(|tensor| tensor.reshape([-1])).collect();
+            let lens: Vec<i64> = flat.iter().map(|tensor| tensor.size()[0]).collect();
+            let mut parts = tp.copy_to(&Tensor::cat(&flat, 0))?.split_with_sizes(&lens, 0).into_iter();
+            let mut next = |like: &Tensor| parts.next().expect("a part of each tensor").view(&like.size()[..]);
+            slots.iter().for_each(|&slot| tensors[slot] = next(&self.tensors[slot]));
+            copied = copied.map(|other| next(&other));
+        }
+        let (adapters, dropout) = (self.adapters.clone(), self.dropout.clone());
+        Ok((UnitParams { tensors, adapters, dropout, only_gradients: self.only_gradients }, copied))
+    }
+
     /// Returns the linear layer or norm whose weight is in a slot, and whose bias follows.
     pub fn affine(&self, weight_slot: usize) -> Affine<'_> {
         let adapter = self.adapters.slots.get(&weight_slot).map(|&[a, b]| Adapter {
@@ -148,16 +174,24 @@ impl Affine<'_> {
         y
     }
 
-    /// Applies a layer whose weight columns and inputs are split over the ranks: sums the products over the ranks, and
-    /// adds the replicated bias once.
+    /// Applies a layer whose weight columns and inputs are split over the ranks. Returns the products of this rank, of which
+    /// [`Affine::reduced`] makes the output.
+    pub fn row_product(&self, x: &Tensor, tp: &dyn TensorParallel) -> Tensor {
+        match tp.size() {
+            1 => self.linear(x),
+            parts => self.adapted(x, self.product(x, None), parts),
+        }
+    }
+
+    /// Sums the products of all ranks for this rank's tokens, and adds the bias.
     ///
     /// # Errors
     /// A collective of `tp` failed.
-    pub fn row_linear(&self, x: &Tensor, tp: &dyn TensorParallel) -> Result<Tensor, TchError> {
-        if tp.size() == 1 {
-            return Ok(self.linear(x));
+    pub fn reduced(&self, products: &Tensor, tp: &dyn TensorParallel) -> Result<Tensor, TchError> {
+        match tp.size() {
+            1 => Ok(products.shallow_clone()),
+            _ => Ok(tp.reduce_tokens(products)? + self.bias),
         }
-        Ok(tp.reduce_from(&self.adapted(x, self.product(x, None), tp.size()))? + self.bias)
     }
 
     /// Applies the LayerNorm over the last dimension.

@@ -170,9 +170,8 @@ fn layer(path: &Utf8Path) -> usize {
         let named = |name: &str| case.get(&format!("param.{}", name.strip_prefix(inner)?)).map(Tensor::shallow_clone);
         let params = unit(&model, FsdpUnit::Block(0), named);
         let x = there(&case["x"]).detach().set_requires_grad(true);
-        let out = ttt
-            .layer(&Scan::new(&model).on(device()), &params, &x, &Mixers::default(), &Alone)
-            .expect("one rank has no peers");
+        let out =
+            ttt.layer(&Scan::new(&model).on(device()), &params, &x, &Mixers::default()).expect("one rank has no peers");
         let error = relative(&out, &case[&format!("{prefix}.out")], 0.0);
         assert!(error < 1e-5, "{path} {prefix}: output differs by {error:e}");
         let mut wanted = vec![("x".to_owned(), x.shallow_clone())];

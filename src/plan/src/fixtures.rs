@@ -105,7 +105,6 @@ pub fn recipe() -> Recipe {
             keep_attention: true,
             keep_scan: false,
             scan_group: 16,
-            shard_inputs: false,
         },
         memory: recipe::MemorySettings::default(),
         checkpoint: CheckpointPolicy { interval: 20, keep_last: 2, keep_every: 0, max_failures: 0 },

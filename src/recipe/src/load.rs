@@ -9,6 +9,7 @@ use toml::Value;
 
 use crate::file::{File, absolute, place};
 use crate::nearest::{instead_of, sections};
+use crate::schema::REMOVED;
 use crate::value::{self, is_name};
 use crate::{Key, Recipe, RecipeError, RecipeErrorKind, SCHEMA, Task, TrainerKind, check};
 
@@ -336,7 +337,7 @@ impl Settings {
         }
         // In the order of the file, so that the first mistake is reported first.
         entries.sort_by_key(|(path, _)| file.line(path));
-        for (path, value) in entries {
+        for (path, value) in entries.into_iter().filter(|(path, _)| !REMOVED.contains(&path.as_str())) {
             let place = file.place(&path, &self.path);
             let (Some(key), Some(value)) = (Key::find(&path), value) else {
                 return Err(self.unknown(&place, &path));
@@ -364,6 +365,9 @@ impl Settings {
             let key = Key::find("env.variables").expect("SCHEMA has env.variables");
             let value = toml::Table::from_iter([(name.to_owned(), Value::String(text.to_owned()))]);
             self.insert(key, Value::Table(value), Origin::Flag(set.to_owned()));
+            return Ok(());
+        }
+        if REMOVED.contains(&path) {
             return Ok(());
         }
         let Some(key) = Key::find(path) else {

@@ -174,6 +174,9 @@ impl Key {
     }
 }
 
+/// Keys of earlier versions that are read and ignored: what they chose is always done now.
+pub(crate) const REMOVED: &[&str] = &["remat.shard_inputs"];
+
 const POSITIVE: Kind = Kind::Float(Bounds::Positive);
 const NOT_NEGATIVE: Kind = Kind::Float(Bounds::NotNegative);
 const FRACTION: Kind = Kind::Float(Bounds::Fraction);
@@ -390,7 +393,6 @@ pub static SCHEMA: &[Key] = &[
     optional("remat.keep_attention", Kind::Bool, DefaultValue::Bool(true), "keeps attention outputs for the backward pass instead of recomputing them"),
     optional("remat.keep_scan", Kind::Bool, DefaultValue::Bool(false), "keeps outputs and inner states of the scans of TTT layers for the backward pass instead of recomputing them"),
     optional("remat.scan_group", int(1, 1_000_000), DefaultValue::Int(16), "mini-batches of a TTT layer between saved inner states"),
-    optional("remat.shard_inputs", Kind::Bool, DefaultValue::Bool(false), "shards the saved inputs of blocks over the ranks of a TP group"),
 
     optional("memory.block_swap", int(0, 10_000), DefaultValue::Int(0), "blocks whose weights and gradients are kept outside the memory of the device; each is fetched while the block before it computes; 0: none"),
     optional("memory.keep_gathered", int(0, 10_000), DefaultValue::Int(0), "blocks whose frozen weights stay gathered between uses, with mesh.dp_shard > 1, for example the base of adapters; takes their whole size on each rank; 0: none"),

@@ -450,8 +450,8 @@ impl Device {
 }
 
 /// Activation checkpointing: which activations are kept for the backward pass, and which are recomputed.
+// Unknown fields are allowed, because the runs of earlier versions have `shard_inputs`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct Remat {
     /// Whether blocks are recomputed in the backward pass.
     pub mode: RematMode,
@@ -464,8 +464,6 @@ pub struct Remat {
     pub keep_scan: bool,
     /// Mini-batches of a TTT layer between saved inner states.
     pub scan_group: usize,
-    /// Shards the saved inputs over the ranks of a TP group: less memory, and a gather for each in the backward pass.
-    pub shard_inputs: bool,
 }
 
 impl Remat {
@@ -651,5 +649,17 @@ mod tests {
         recipe.model.positions = crate::Positions::Learned;
         let frozen: Vec<_> = param_specs(&recipe.model).into_iter().filter(|spec| !recipe.train.trains(spec)).collect();
         assert_eq!(frozen.iter().map(|spec| spec.name.as_str()).collect::<Vec<_>>(), ["patch_embed.positions"]);
+    }
+
+    #[test]
+    fn removed_keys_of_flags_and_of_earlier_runs_are_ignored() {
+        let path = "../../tests/fixtures/configs/valid/minimal.toml";
+        let recipe = |sets: &[String]| load(path.into(), sets).unwrap().recipe;
+        let flags: Vec<String> = crate::schema::REMOVED.iter().map(|key| format!("{key}=true")).collect();
+        assert!(!flags.is_empty());
+        assert_eq!(recipe(&flags), recipe(&[]));
+        let mut of_run = toml::Table::try_from(recipe(&[])).unwrap();
+        of_run["remat"].as_table_mut().unwrap().insert("shard_inputs".into(), true.into());
+        assert_eq!(of_run.try_into::<Recipe>().unwrap(), recipe(&[]));
     }
 }

@@ -7,7 +7,7 @@ use dit::cogvideox::CogVideoX;
 use dit::dropout::Dropout;
 use dit::family::Family;
 use dit::mixers::Kept;
-use dit::network::{Network, SavedInputs, Units};
+use dit::network::{Network, Units};
 use dit::parallel::TensorParallel;
 use dit::params::{Adapters, SlotGrad, UnitParams};
 use recipe::{FsdpUnit, ParamSpec, Recipe, Split};
@@ -48,9 +48,8 @@ pub fn network_of<F: Family>(family: F, recipe: &Recipe) -> Network<F> {
         (kept, none) if kept == none => ActivationCheckpointing::Full,
         (kept, _) => ActivationCheckpointing::Selective(kept),
     };
-    let inputs = if remat.shard_inputs { SavedInputs::Sharded } else { SavedInputs::Replicated };
     let group = remat.blocks_per_input(family.num_blocks());
-    Network::of(family, checkpointing).with_adapters(adapters(recipe)).grouped(group).saving_inputs(inputs)
+    Network::of(family, checkpointing).with_adapters(adapters(recipe)).grouped(group)
 }
 
 /// Returns the LoRA adapters of each block; empty without adapters.
@@ -187,20 +186,24 @@ impl TensorParallel for Sharded<'_> {
         self.0.groups().tp.size() as i64
     }
 
-    fn copy_to(&self, x: &Tensor) -> Result<Tensor, TchError> {
-        self.0.groups().tp.copy_to(x).map_err(to_torch_error)
+    fn rank(&self) -> i64 {
+        self.0.groups().tp.rank() as i64
     }
 
-    fn reduce_from(&self, x: &Tensor) -> Result<Tensor, TchError> {
-        self.0.groups().tp.reduce_from(x).map_err(to_torch_error)
+    fn copy_to(&self, x: &Tensor) -> Result<Tensor, TchError> {
+        self.0.groups().tp.copy_to(x).map_err(to_torch_error)
     }
 
     fn gather_from(&self, x: &Tensor) -> Result<Tensor, TchError> {
         self.0.groups().tp.gather_from(x).map_err(to_torch_error)
     }
 
-    fn scatter_to(&self, x: &Tensor) -> Result<Tensor, TchError> {
-        self.0.groups().tp.scatter_to(x).map_err(to_torch_error)
+    fn gather_tokens(&self, part: &Tensor, len: i64) -> Result<Tensor, TchError> {
+        self.0.groups().tp.gather_tokens(part, len).map_err(to_torch_error)
+    }
+
+    fn reduce_tokens(&self, x: &Tensor) -> Result<Tensor, TchError> {
+        self.0.groups().tp.reduce_tokens(x).map_err(to_torch_error)
     }
 }
 

@@ -3,7 +3,7 @@
 use super::Grid;
 use super::ttt::Ttt;
 use crate::mixers::Mixers;
-use crate::parallel::TensorParallel;
+use crate::parallel::{TensorParallel, own_split};
 use crate::params::{Affine, UnitParams};
 use kernels::OnGpu;
 use kernels::fused::{self, Modulation, rotate};
@@ -31,6 +31,8 @@ pub struct Block {
     norm2: usize,
     up: usize,
     down: usize,
+    /// The slots of the parameters that every rank of a TP group has and applies to its own tokens or heads.
+    replicated: Vec<usize>,
 }
 
 impl Block {
@@ -39,11 +41,16 @@ impl Block {
     /// * `scan_group` — the number of mini-batches between the states that a TTT layer saves.
     pub fn new(model: &Model, scan_group: usize) -> Self {
         let slots = super::slots(model, FsdpUnit::Block(0));
+        let ttt = Ttt::new(model, scan_group);
+        let norms = ["norm1.norm", "norm2.norm", "attn.q_norm", "attn.k_norm"].map(|name| slots.affine(name));
+        let biases = ["attn.o", "mlp.down"].map(|name| slots.affine(name) + 1);
+        let of_ttt = ttt.as_ref().map(Ttt::replicated).unwrap_or_default();
         Block {
+            replicated: norms.into_iter().flat_map(|slot| [slot, slot + 1]).chain(biases).chain(of_ttt).collect(),
             head_dim: model.head_dim as i64,
             eps: model.norm_eps,
             qk_eps: model.qk_norm_eps,
-            ttt: Ttt::new(model, scan_group),
+            ttt,
             fused: OnGpu::Operators,
             norm1_linear: slots.affine("norm1.linear"),
             norm1: slots.affine("norm1.norm"),
@@ -73,7 +80,7 @@ impl Block {
         }
     }
 
-    /// Applies the block to tokens `[B, L, D]`, modulated by the activated time embedding `[B, E]`.
+    /// Applies the block to this rank's part of the tokens, `[B, L, D]` on one rank, modulated by the activated time embedding `[B, E]`.
     ///
     /// # Errors
     /// A collective of `tp` failed.
@@ -86,24 +93,25 @@ impl Block {
         mixers: &Mixers,
         tp: &dyn TensorParallel,
     ) -> Result<Tensor, TchError> {
-        let text = grid.text_tokens;
-        let modulation = p.affine(self.norm1_linear).linear(act_be);
-        let normed = self.modulated_norm(p.affine(self.norm1), x_bld, &modulation, text);
+        let modulations = [self.norm1_linear, self.norm2_linear].map(|slot| p.affine(slot).linear(act_be));
+        let (p, [first, second]) = &p.copied_to(&self.replicated, modulations, tp)?;
+        let text = own_split(grid.text_tokens, x_bld.size()[1], tp);
+        let normed = self.modulated_norm(p.affine(self.norm1), x_bld, first, text);
         let mixed = self.mix(grid, p, &normed, mixers, tp)?;
-        let x = self.gated_add(x_bld, &mixed, &modulation, text);
+        let x = self.gated_add(x_bld, &mixed, first, text);
 
-        let modulation = p.affine(self.norm2_linear).linear(act_be);
-        let normed = tp.copy_to(&self.modulated_norm(p.affine(self.norm2), &x, &modulation, text))?;
-        let hidden = p.affine(self.up).linear(&normed).gelu("tanh");
+        let normed = self.modulated_norm(p.affine(self.norm2), &x, second, text);
+        let hidden = p.affine(self.up).linear(&tp.gather_tokens(&normed, grid.tokens())?).gelu("tanh");
         // Only the gate's gradient needs the value of the last linear layer.
-        let is_value_used = !p.is_for_gradients_only() || modulation.requires_grad();
+        let is_value_used = !p.is_for_gradients_only() || second.requires_grad();
         let down = p.affine(self.down);
-        let update = if is_value_used { down } else { down.without_value() }.row_linear(&hidden, tp)?;
-        Ok(self.gated_add(&x, &update, &modulation, text))
+        let down = if is_value_used { down } else { down.without_value() };
+        let update = down.reduced(&down.row_product(&hidden, tp), tp)?;
+        Ok(self.gated_add(&x, &update, second, text))
     }
 
-    /// Mixes the tokens of a sequence, `[B, L, D]` after modulation: attention within segments, then TTT layers across
-    /// them.
+    /// Mixes the tokens of a sequence: attention within segments, then TTT layers across them. Takes and returns this rank's part of the
+    /// tokens.
     ///
     /// # Errors
     /// A collective of `tp` failed.
@@ -117,13 +125,13 @@ impl Block {
     ) -> Result<Tensor, TchError> {
         let local = self.attention(grid, p, normed, mixers, tp)?;
         match (&self.ttt, &grid.scan) {
-            (Some(ttt), Some(scan)) => ttt.both_ways(scan, p, &local, mixers, tp),
+            (Some(ttt), Some(scan)) => ttt.both_ways(scan, p, &local, grid.tokens(), mixers, tp),
             _ => Ok(local),
         }
     }
 
-    /// Applies attention within each segment and the output projection, `[B, L, D]` to `[B, L, D]`. Each rank of `tp`
-    /// computes its own heads.
+    /// Applies attention within each segment and the output projection. Takes and returns this rank's part of the tokens, and computes
+    /// this rank's heads for all tokens.
     ///
     /// # Errors
     /// A collective of `tp` failed.
@@ -135,14 +143,14 @@ impl Block {
         mixers: &Mixers,
         tp: &dyn TensorParallel,
     ) -> Result<Tensor, TchError> {
-        let normed = tp.copy_to(normed)?;
+        let normed = tp.gather_tokens(normed, grid.tokens())?;
         let size = normed.size();
         let heads = |slot| p.affine(slot).linear(&normed).view([size[0], size[1], -1, self.head_dim]);
         // Frames that segments share are projected once; then each segment gets its tokens at its own positions.
         let split = |x: Tensor| grid.segments.as_ref().map_or_else(|| x.shallow_clone(), |s| s.split(&x));
-        let norms = self.head_norms(p, tp)?;
-        let normed_heads = |slot, norm: (&Tensor, &Tensor)| {
-            let (x, rotary) = (heads(slot), grid.rotary.as_ref());
+        let normed_heads = |slot, norm| {
+            let (x, rotary, norm) = (heads(slot), grid.rotary.as_ref(), p.affine(norm));
+            let norm = (norm.weight, norm.bias);
             match &grid.segments {
                 None => fused::head_norm(&x, norm, rotary, self.qk_eps, self.fused),
                 Some(segments) => {
@@ -151,24 +159,15 @@ impl Block {
                 }
             }
         };
-        let q = normed_heads(self.q, (&norms[0], &norms[1]));
-        let k = normed_heads(self.k, (&norms[2], &norms[3]));
+        let q = normed_heads(self.q, self.q_norm);
+        let k = normed_heads(self.k, self.k_norm);
         let v = split(heads(self.v));
         let out = mixers.scaled_dot_product(&q.transpose(1, 2), &k.transpose(1, 2), &v.transpose(1, 2));
         let merged = out.transpose(1, 2).flatten(2, 3);
         // The projection is linear, so averaging segments before the projection equals averaging after it.
         let merged = grid.segments.as_ref().map_or_else(|| merged.shallow_clone(), |s| s.merge(&merged));
-        p.affine(self.o).row_linear(&merged, tp)
-    }
-
-    /// Returns gain and bias of the query norm, then of the key norm. Every rank of `tp` has all four and applies them
-    /// to its own heads, so one collective sums their gradients.
-    fn head_norms(&self, p: &UnitParams, tp: &dyn TensorParallel) -> Result<Vec<Tensor>, TchError> {
-        let four = [self.q_norm, self.q_norm + 1, self.k_norm, self.k_norm + 1].map(|slot| p.tensor(slot));
-        if tp.size() == 1 {
-            return Ok(four.map(Tensor::shallow_clone).into());
-        }
-        Ok(tp.copy_to(&Tensor::cat(&four, 0))?.chunk(4, 0))
+        let o = p.affine(self.o);
+        o.reduced(&o.row_product(&merged, tp), tp)
     }
 
     /// Applies one LayerNorm to both streams, then the shift and scale of each stream.

@@ -5,7 +5,7 @@
 
 use super::Scan;
 use crate::mixers::Mixers;
-use crate::parallel::TensorParallel;
+use crate::parallel::{Alone, TensorParallel, own_split};
 use crate::params::UnitParams;
 use kernels::OnGpu;
 use kernels::fused::{self, rotate};
@@ -90,7 +90,12 @@ impl Ttt {
         };
     }
 
-    /// Adds the gated output of the layer in both directions of time to tokens `[B, L, D]`.
+    /// Returns the slots of the parameters that every rank of a TP group has and applies to its own tokens.
+    pub fn replicated(&self) -> Vec<usize> {
+        self.gates.iter().flat_map(|gate| [gate.text, gate.video]).chain([self.o + 1]).collect()
+    }
+
+    /// Adds the gated output of the layer in both directions of time to this rank's part of `len` tokens, `[B, L, D]` on one rank.
     ///
     /// The second direction scans the output of the first, so one call cannot compute both.
     ///
@@ -101,20 +106,28 @@ impl Ttt {
         scan: &Scan,
         p: &UnitParams,
         x_bld: &Tensor,
+        len: i64,
         mixers: &Mixers,
         tp: &dyn TensorParallel,
     ) -> Result<Tensor, TchError> {
-        let there = self.gated_add(scan, p, self.gates[0], x_bld, &self.layer(scan, p, x_bld, mixers, tp)?);
-        let back = scan.order.reversed(&self.layer(scan, p, &scan.order.reversed(&there), mixers, tp)?);
-        Ok(self.gated_add(scan, p, self.gates[1], &there, &back))
+        let o = p.affine(self.o);
+        let there = o.reduced(&self.products(scan, p, &tp.gather_tokens(x_bld, len)?, mixers, tp)?, tp)?;
+        let there = self.gated_add(scan, p, self.gates[0], x_bld, &there, tp);
+        let reversed = scan.order.reversed(&tp.gather_tokens(&there, len)?);
+        let back = scan.order.reversed(&self.products(scan, p, &reversed, mixers, tp)?);
+        Ok(self.gated_add(scan, p, self.gates[1], &there, &o.reduced(&back, tp)?, tp))
     }
 
-    /// Applies the layer to tokens `[B, L, D]` in sequence order; the output has the same order. Each rank of `tp` computes its own
-    /// heads.
+    /// Applies the layer on one rank to tokens `[B, L, D]` in sequence order; the output has the same order.
     ///
     /// # Errors
-    /// A collective of `tp` failed.
-    pub fn layer(
+    /// libtorch's errors.
+    pub fn layer(&self, scan: &Scan, p: &UnitParams, x_bld: &Tensor, mixers: &Mixers) -> Result<Tensor, TchError> {
+        self.products(scan, p, x_bld, mixers, &Alone)
+    }
+
+    /// Applies the layer to all tokens `[B, L, D]` in sequence order with this rank's heads, up to the sum over ranks.
+    fn products(
         &self,
         scan: &Scan,
         p: &UnitParams,
@@ -122,7 +135,6 @@ impl Ttt {
         mixers: &Mixers,
         tp: &dyn TensorParallel,
     ) -> Result<Tensor, TchError> {
-        let x_bld = &tp.copy_to(x_bld)?;
         let (batch, len) = (x_bld.size()[0], x_bld.size()[1]);
         let own_heads = p.affine(self.inner_norm).weight.size()[0];
         let heads = |slot| p.affine(slot).linear(x_bld).view([batch, len, own_heads, self.head_dim]);
@@ -162,7 +174,7 @@ impl Ttt {
         );
         let merged = out.view([batch, own_heads, len, self.head_dim]).transpose(1, 2).reshape([batch, len, -1]);
         let normed = self.post_norm(p, &scan.order.to_sequence_order(&merged), tp)?;
-        p.affine(self.o).row_linear(&normed, tp)
+        Ok(p.affine(self.o).row_product(&normed, tp))
     }
 
     /// Applies LayerNorm over all heads, although this rank holds only some. The ranks gather means and variances, and
@@ -185,9 +197,18 @@ impl Ttt {
         Ok(normed.to_kind(x_bld.kind()))
     }
 
-    /// Adds the output of one direction, each stream scaled by `tanh` of its gate: `[B, L, D]`.
-    fn gated_add(&self, scan: &Scan, p: &UnitParams, gate: Gate, x_bld: &Tensor, update: &Tensor) -> Tensor {
+    /// Adds the output of one direction, each stream scaled by `tanh` of its gate.
+    fn gated_add(
+        &self,
+        scan: &Scan,
+        p: &UnitParams,
+        gate: Gate,
+        x_bld: &Tensor,
+        update: &Tensor,
+        tp: &dyn TensorParallel,
+    ) -> Tensor {
         let [text, video] = [gate.text, gate.video].map(|slot| p.tensor(slot).tanh());
-        fused::gated_add(x_bld, update, [&text, &video], scan.text_tokens, self.fused)
+        let text_tokens = own_split(scan.text_tokens, x_bld.size()[1], tp);
+        fused::gated_add(x_bld, update, [&text, &video], text_tokens, self.fused)
     }
 }

@@ -9,7 +9,7 @@ use crate::Recipe;
 pub struct BlockCost {
     /// The forward pass, over all ranks.
     pub flops: Flops,
-    /// Elements of the block's input: text and video tokens × width.
+    /// Elements of the block's input on one rank of a TP group: its text and video tokens × width.
     pub input: u64,
     /// Elements of the attention outputs on one rank of a TP group.
     pub attended: u64,
@@ -23,9 +23,9 @@ pub struct BlockCost {
     pub temporaries: f64,
     /// Bytes of the TTT inner states that the block saves for its backward pass.
     pub states: u64,
-    /// Elements that the ranks of a TP group all-reduce in a forward pass.
-    pub summed: u64,
-    /// Elements of the replicated parameters whose gradients the ranks of a TP group all-reduce.
+    /// Elements that the ranks of a TP group gather in a forward pass; as many are reduced and scattered.
+    pub mixed: u64,
+    /// Elements of the replicated tensors whose gradients the ranks of a TP group all-reduce.
     pub summed_grads: u64,
     /// Bytes of norm statistics that the ranks of a TP group gather in a forward pass.
     pub statistics: u64,
@@ -34,7 +34,9 @@ pub struct BlockCost {
 impl Recipe {
     /// Returns the cost of every block, in the order of the network.
     pub fn blocks(&self) -> Vec<BlockCost> {
-        vec![cogvideox::block(self); self.model.num_layers]
+        let block = cogvideox::block(self);
+        let with_grads = |summed_grads| BlockCost { summed_grads, ..block };
+        cogvideox::summed_grads(self).into_iter().map(with_grads).collect()
     }
 
     /// Returns the number of blocks that share one saved input.

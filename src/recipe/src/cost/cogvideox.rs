@@ -1,50 +1,72 @@
 //! The cost of CogVideoX, with and without TTT layers. All of its blocks are alike.
 
 use super::{BlockCost, Flops, RankMemory, memory::F32};
-use crate::{Layer, Model, ParamSpec, Recipe, param_specs};
+use crate::{FsdpUnit, Layer, Model, ParamSpec, Recipe, Split};
 
-/// Returns the cost of each block.
+/// Returns the cost of each block, without [`BlockCost::summed_grads`].
 ///
 /// The list counts rows. A row is one tensor of all tokens at the model's width. Autograd keeps these rows for a block of the
 /// `dit` crate; tests of the trainer compare them with measured peaks on the CPU.
 ///
-/// * Whole width: the outputs of two norms with modulation, two gated updates, the residual between them, and the output,
-///   which is the next block's input.
-/// * Split over TP ranks: queries and keys before their norms; queries, keys, values and outputs of each segment; the
+/// * Whole: the outputs of two norms with modulation, which TP ranks gather.
+/// * Tokens split over TP ranks: two gated updates, the residual between them, and the output, which is the next block's input.
+/// * Width split over TP ranks: queries and keys before their norms; queries, keys, values and outputs of each segment; the
 ///   joined outputs if there are several segments; the MLP's hidden layer before its activation, and after it if the next layer or its
 ///   adapter is trained.
-/// * In each direction, a TTT layer adds an input and an output of whole width, and 10 rows that are split over TP ranks.
-/// * Temporaries: the group's input, the incoming gradient, and the gradients of the MLP's update and hidden layer.
+/// * In each direction, a TTT layer adds an input and an output, whose tokens are split over TP ranks, and 10 rows of which the width is
+///   split; TP ranks also keep the gathered input.
+/// * Temporaries: the group's input, the incoming gradient, and the gradients of the MLP's update and hidden layer; with TP also the
+///   gathered gradient of the update.
 pub(super) fn block(recipe: &Recipe) -> BlockCost {
     let (m, tp) = (&recipe.model, recipe.mesh.tp);
     let row = (m.seq_len() * m.dim()) as u64;
+    // The tokens of a rank, with padding.
+    let part = (m.seq_len().div_ceil(tp) * m.dim()) as u64;
     let attended = (m.segments * m.attention_len()) as u64;
     let attended_rows = attended as f64 / m.seq_len() as f64;
     let joined = if m.segments == 1 { 0.0 } else { 1.0 };
     let has_ttt = m.layer != Layer::None;
-    let (ttt_whole, ttt_split) = if has_ttt { (4.0, 20.0) } else { (0.0, 0.0) };
-    let is_head_norm = |spec: &ParamSpec| spec.name.contains(".attn.q_norm") || spec.name.contains(".attn.k_norm");
-    let norms_train = param_specs(m).iter().any(|spec| is_head_norm(spec) && recipe.train.trains(spec));
+    let (ttt_tokens, ttt_width, ttt_gathered) = if has_ttt { (4.0, 20.0, 2.0) } else { (0.0, 0.0, 0.0) };
+    let if_tp = |rows: f64| if tp > 1 { rows } else { 0.0 };
     let of_down = |spec: &ParamSpec| spec.name.contains(".mlp.down.") && recipe.train.trains(spec);
     let hidden = if recipe.param_specs().iter().any(of_down) { 8.0 } else { 4.0 };
-    let split = (2.0 + 4.0 * attended_rows + joined + hidden + ttt_split) / tp as f64;
+    let split = (2.0 + 4.0 * attended_rows + joined + hidden + ttt_width) / tp as f64;
+    let whole = 2.0 + if_tp(ttt_gathered) + split;
     BlockCost {
         flops: block_flops(m),
-        input: row,
+        input: part,
         attended: attended * (m.dim() / tp) as u64,
         scanned: if has_ttt { 2 * row / tp as u64 } else { 0 },
         logsumexps: attended * (m.num_heads / tp) as u64,
-        graph: (6.0 + ttt_whole + split) * row as f64,
-        temporaries: (3.0 + 4.0 / tp as f64) * row as f64,
+        graph: whole * row as f64 + (4.0 + ttt_tokens) * part as f64,
+        temporaries: 3.0 * part as f64 + (4.0 / tp as f64 + if_tp(1.0)) * row as f64,
         states: RankMemory::scan_states(recipe),
-        // After attention, after each direction of the TTT layer and after the MLP.
-        summed: if has_ttt { 4 * row } else { 2 * row },
+        // Attention, the MLP, and each direction of the TTT layer.
+        mixed: if has_ttt { 4 } else { 2 } * tp as u64 * part,
         // The norm after each direction of a TTT layer covers the heads of all ranks: they gather each token's mean and
         // variance in float32.
         statistics: if has_ttt { (2 * m.seq_len() * 2 * 4 * tp) as u64 } else { 0 },
-        // Every rank has the gain and bias of the norms of queries and keys, and applies them to its own heads.
-        summed_grads: if norms_train { (4 * m.head_dim) as u64 } else { 0 },
+        summed_grads: 0,
     }
+}
+
+/// Returns the elements of each block whose gradients TP ranks sum: of the parameters that all ranks apply to their own tokens or heads,
+/// and of the modulations of a micro-batch. They are one tensor, which has a gradient if any of its parts has one.
+pub(super) fn summed_grads(recipe: &Recipe) -> Vec<u64> {
+    let specs = recipe.param_specs();
+    let trains = |spec: &ParamSpec| recipe.train.trains(spec);
+    // The time embedding, of which modulations are computed, is a part of the root.
+    let root_trains = specs.iter().any(|spec| spec.unit == FsdpUnit::Root && trains(spec));
+    let is_modulation = |spec: &ParamSpec| spec.name.contains(".norm1.linear.") || spec.name.contains(".norm2.linear.");
+    let modulations = 2 * 6 * recipe.model.dim() as u64 * recipe.micro_batch();
+    let mut blocks = vec![(modulations, root_trains); recipe.model.num_layers];
+    for spec in specs.iter().filter(|spec| spec.split == Split::None) {
+        let FsdpUnit::Block(number) = spec.unit else { continue };
+        let (elements, has_gradient) = &mut blocks[number];
+        *elements += if is_modulation(spec) { 0 } else { spec.len() };
+        *has_gradient |= trains(spec);
+    }
+    blocks.into_iter().map(|(elements, has_gradient)| if has_gradient { elements } else { 0 }).collect()
 }
 
 /// Counts the forward pass of one block over one sample.

@@ -193,7 +193,7 @@ impl RankMemory {
 
 /// The bytes that the recomputed blocks keep for one sample.
 pub(super) struct Kept {
-    /// The input of each group; with `remat.shard_inputs`, the rank's part of it.
+    /// The rank's part of the input of each group.
     pub inputs: u64,
     /// The largest of these inputs.
     pub input: u64,
@@ -207,8 +207,7 @@ impl Kept {
     pub fn of(recipe: &Recipe, blocks: &[BlockCost]) -> Self {
         let compute = recipe.train.dtype.bytes();
         let recomputed = &blocks[..recipe.recomputed_blocks()];
-        let parts = if recipe.remat.shard_inputs { recipe.mesh.tp as u64 } else { 1 };
-        let inputs = recomputed.iter().step_by(recipe.group()).map(|block| block.input / parts * compute);
+        let inputs = recomputed.iter().step_by(recipe.group()).map(|block| block.input * compute);
         let attention = |block: &BlockCost| block.attended * compute + block.logsumexps * F32;
         let scans = |block: &BlockCost| block.scanned * compute + block.states;
         Kept {

@@ -16,9 +16,9 @@ pub struct Traffic {
     pub reduce_scatter: f64,
     /// All-reduces of the shards' gradients over `dp_replicate`, in float32.
     pub all_reduce: f64,
-    /// Collectives over `tp`: sums of tokens after each output projection, and of gradients before each input projection;
-    /// the statistics of norms over all heads; the gradients of norms within a head and of adapters; with `remat.shard_inputs`, gathers
-    /// of the saved inputs.
+    /// Collectives over `tp`: gathers of tokens before each input projection and their reductions after each output projection, and the
+    /// reverse for gradients; a gather of the tokens before the head; the statistics of norms over all heads; the gradients of norms,
+    /// biases, modulations and adapters.
     pub tensor_parallel: f64,
 }
 
@@ -38,15 +38,18 @@ impl Traffic {
         // Bytes that the ranks of a TP group sum or gather for one block.
         let of_block = |(number, block): (usize, &BlockCost)| {
             let recompute = if number < recomputed { 1.0 } else { 0.0 };
-            // A sum sends each number twice: in the forward pass, in the recomputation and in the backward pass.
-            let sums = 2.0 * (2.0 + recompute) * samples * block.summed as f64 * compute;
-            let is_saved = recipe.remat.shard_inputs && number < recomputed && number.is_multiple_of(recipe.group());
-            let input = if is_saved { samples * block.input as f64 * compute } else { 0.0 };
+            // Gathers and reductions in the forward pass, in the recomputation and in the backward pass.
+            let tokens = 2.0 * (2.0 + recompute) * samples * block.mixed as f64 * compute;
             // Statistics are gathered in both passes, and the gradients of what was gathered are summed.
             let statistics = (1.0 + recompute + 2.0) * samples * block.statistics as f64;
-            sums + input + statistics + 2.0 * block.summed_grads as f64 * compute
+            tokens + statistics + 2.0 * block.summed_grads as f64 * compute
         };
-        let tensor_parallel: f64 = recipe.blocks().iter().enumerate().map(of_block).sum();
+        let blocks = recipe.blocks();
+        // The tokens after the last block, and their gradients before the first one if the embedding has gradients.
+        let ends = if units.root.trained != Flat::default() { 2.0 } else { 1.0 };
+        let input = blocks.last().map_or(0, |block| block.input * mesh.tp as u64) as f64;
+        let ends = ends * samples * input * compute;
+        let tensor_parallel: f64 = ends + blocks.iter().enumerate().map(of_block).sum::<f64>();
         let summed: u64 = specs.iter().filter(|spec| spec.split == Split::Summed).map(ParamSpec::len).sum();
         let adapters = 2.0 * summed as f64 * compute;
         let at_use = units.gathered_at_use(recipe);
@@ -102,10 +105,13 @@ mod tests {
         let traffic = recipe.cost().traffic;
         assert_eq!((traffic.all_gather, traffic.reduce_scatter), (0.0, 0.0));
         assert_eq!(traffic.all_reduce, recipe.cost().memory.gradients as f64);
-        // Attention and MLP of two blocks: two forward, one recomputed, two backward; samples of 64 tokens.
-        let tokens = (2 * 64 * recipe.model.dim() * 2) as f64;
-        // The gain and bias of two norms of each block's heads, 64 wide.
-        let head_norms = (2 * 4 * 64 * 2) as f64;
-        assert_eq!(traffic.tensor_parallel, 2.0 * 5.0 * tokens + head_norms);
+        // Attention and MLP of two blocks: two forward, one recomputed, two backward; samples of 64 tokens. A gather and a reduction are
+        // half of a sum. Then the gathers before the head and the embedding's gradients.
+        let sample = (64 * recipe.model.dim() * 2) as f64;
+        let tokens = 2.0 * sample * (2.0 * 5.0 * 2.0 + 2.0);
+        // Gain and bias of two norms of tokens, the modulations of two samples and the biases of two output projections, all as wide as
+        // tokens; gain and bias of two norms of heads, 64 wide.
+        let summed = (recipe.model.dim() * (4 + 2 * 12 + 2) + 4 * 64) as f64;
+        assert_eq!(traffic.tensor_parallel, 0.5 * (tokens + 2.0 * 2.0 * 2.0 * summed));
     }
 }

@@ -101,7 +101,7 @@ fn groups_accumulation_bfloat16_and_adapters_swap_without_a_change() {
         assert_same([1, 1, 1], sets, &ALL);
     }
     assert_same([1, 2, 1], &[&lora[..], &["train.grad_accum=2"]].concat(), &ALL);
-    assert_same([1, 1, 2], &["remat.shard_inputs=true"], &ALL);
+    assert_same([1, 1, 2], &[], &ALL);
 }
 
 #[test]

@@ -178,7 +178,7 @@ fn document(of: &Value, ours: &Seconds, theirs: &Seconds, wider: &[(u64, f64)]) 
         (
             "tensor parallel",
             |s| s.tensor,
-            "four all-reduces per block and pass instead of broadcasts and gathers; ranks wait for them",
+            "four gathers and four reduce-scatters per block and pass; ranks wait for them",
         ),
         ("not overlapped", Seconds::exposed, ""),
         ("**step**", Seconds::step, ""),
@@ -215,7 +215,7 @@ fn document(of: &Value, ours: &Seconds, theirs: &Seconds, wider: &[(u64, f64)]) 
          TTT scans reached {:.0} % of one of {PROCESSORS:.0} multiprocessors, one for each head.\n\
          * {:.0} GB/s in each direction between GPUs of a node and {:.0} GB/s between nodes, {:.0} % of the links' rates. A node has {GPUS_OF_A_NODE} GPUs: a TP group is\n  \
          within one node, a shard group spans two.\n\
-         * All-gathers, reduce-scatters and all-reduces over replicas overlap as far as there is computation; all-reduces over TP ranks do not.\n\
+         * All-gathers, reduce-scatters and all-reduces over replicas overlap as far as there is computation; collectives over TP ranks do not.\n\
          * ttt-video-dit: {UPSTREAM_AGAIN} more forward passes of attention and TTT layers and {UPSTREAM_AGAIN_MLP} of MLPs, and {:.1} sequences sent per block and pass\n  \
          over a TP group of 4. Its device synchronization after every kernel call is not counted.\n\
          * Not counted: the norms and learning rates of TTT layers, which took a fifth of the time of a layer at 3 s, the optimizer, data,\n  \
