@@ -11,7 +11,7 @@ use cluster::slurm::SlurmNode;
 use cluster::{GpuSample, LinkKind, Node, NodeId, Rate, Reading};
 use rundir::{Failure, NodeSample, RunId};
 use serde::{Deserialize, Serialize};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 mod attention;
 mod history;
@@ -96,6 +96,8 @@ pub struct NodeView {
     pub faults: Vec<Fault>,
     /// Totals and means of that sample.
     pub summary: NodeSummary,
+    /// CPU utilization of the processes on its GPUs since the sample before, in percent of one core.
+    pub process_cpu_pct: BTreeMap<u32, f64>,
     /// The values of the node and of its GPUs over the last hours.
     pub history: History,
     /// When the samples that a run recorded were read completely, Unix seconds.
@@ -472,6 +474,7 @@ impl NodeView {
             frame_s: None,
             faults: Vec::new(),
             summary: NodeSummary::default(),
+            process_cpu_pct: BTreeMap::new(),
             history: History::default(),
             records_s: None,
             attention: Attention::default(),
@@ -483,6 +486,7 @@ impl NodeView {
         self.frame_s = Some(now);
         self.faults = faults(&frame);
         self.summary = NodeSummary::of(&frame, self.frame.as_deref());
+        self.process_cpu_pct = self.frame.as_deref().map(|before| process_cpu_pct(before, &frame)).unwrap_or_default();
         let gpus = frame.gpus.iter().map(|gpu| (gpu.index, moment_of(gpu)));
         self.history.push(self.summary.moment(now), gpus);
         self.frame = Some(frame);
@@ -554,6 +558,25 @@ impl NodeHealth {
             Self::Unreachable => "unreachable",
         }
     }
+}
+
+/// Returns the CPU utilization between two samples of each process that is in both, in percent of one core.
+fn process_cpu_pct(before: &Frame, now: &Frame) -> BTreeMap<u32, f64> {
+    let processes = |frame: &'_ Frame| -> Vec<(u32, u64, u64)> {
+        let all = frame.gpus.iter().flat_map(|gpu| &gpu.processes).chain(&frame.elsewhere);
+        all.filter_map(|process| {
+            let owner = process.owner.as_ref()?;
+            Some((process.pid.value()?, owner.age_s, owner.cpu_ticks?))
+        })
+        .collect()
+    };
+    let (earlier, seconds) = (processes(before), now.t - before.t);
+    let pct = |(pid, age_s, ticks): (u32, u64, u64)| {
+        // A process that is younger has the id of another one.
+        let (_, _, ticks_before) = *earlier.iter().find(|(id, age, _)| *id == pid && *age <= age_s)?;
+        Some((pid, ticks.checked_sub(ticks_before)? as f64 / seconds))
+    };
+    if seconds > 0.0 { processes(now).into_iter().filter_map(pct).collect() } else { BTreeMap::new() }
 }
 
 impl NodeSummary {

@@ -244,6 +244,12 @@ pub struct ProcessOwner {
     pub age_s: u64,
     /// The command line, truncated.
     pub command: String,
+    /// CPU time since it started, in hundredths of a second; two samples give its CPU utilization.
+    #[serde(default)]
+    pub cpu_ticks: Option<u64>,
+    /// Resident memory.
+    #[serde(default)]
+    pub host_mem_mib: Option<u64>,
     /// The run, from `VIDTUI_RUN` in the environment, if that can be read.
     pub run: Option<String>,
     /// The rank, from `RANK`.

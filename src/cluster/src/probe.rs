@@ -14,6 +14,7 @@
 //!
 //! #exit 0
 //! #processes                           pid, user, age and command of each
+//! #usage                               pid, user and kernel ticks, resident memory in KiB of each
 //! #environment                         /proc/PID/environ:RANK=3
 //! #xids                                in some frames: Xid lines of the kernel log, or `denied`
 //! #end 17 513.02                       number, uptime
@@ -145,15 +146,17 @@ enum Section {
     Gpus,
     Apps,
     Processes,
+    Usage,
     Environment,
     Xids,
 }
 
-const SECTIONS: [(&str, Section); 6] = [
+const SECTIONS: [(&str, Section); 7] = [
     ("#host", Section::Host),
     ("#gpus", Section::Gpus),
     ("#apps", Section::Apps),
     ("#processes", Section::Processes),
+    ("#usage", Section::Usage),
     ("#environment", Section::Environment),
     ("#xids", Section::Xids),
 ];
@@ -274,7 +277,7 @@ impl Open {
         let status = |section| self.exits.get(&section).copied();
         let gpus = query.read(rows(text(Section::Gpus)), status(Section::Gpus), self.t);
         let apps = read_compute_apps(rows(text(Section::Apps)), status(Section::Apps));
-        let owners = read_owners(text(Section::Processes), text(Section::Environment));
+        let owners = read_owners(text(Section::Processes), text(Section::Usage), text(Section::Environment));
         let mut frame = Frame {
             number: self.number,
             t: self.t,
@@ -334,15 +337,23 @@ fn read_cpu(rest: &str) -> Option<CpuTicks> {
     Some(CpuTicks { busy: total.checked_sub(idle)?, total })
 }
 
-/// Reads lines of `ps`, `4100 me 3600 python3 train.py`, and of the environments of the processes.
-fn read_owners(processes: &str, environment: &str) -> BTreeMap<u32, ProcessOwner> {
+/// Reads lines of `ps`, `4100 me 3600 python3 train.py`, of `/proc/PID/stat` and of the environments of the processes.
+fn read_owners(processes: &str, usage: &str, environment: &str) -> BTreeMap<u32, ProcessOwner> {
     let mut owners = BTreeMap::new();
     for line in processes.lines() {
         let mut words = line.split_whitespace();
         let (Some(pid), Some(user), Some(age)) = (words.next(), words.next(), words.next()) else { continue };
         let (Ok(pid), Ok(age_s)) = (pid.parse(), age.parse()) else { continue };
         let command = words.collect::<Vec<_>>().join(" ");
-        owners.insert(pid, ProcessOwner { user: user.into(), age_s, command, run: None, rank: None });
+        owners.insert(pid, ProcessOwner { user: user.into(), age_s, command, ..ProcessOwner::default() });
+    }
+    for line in usage.lines() {
+        let numbers: Option<Vec<u64>> = line.split_whitespace().map(|word| word.parse().ok()).collect();
+        let Some(&[pid, user, kernel, memory_kib]) = numbers.as_deref() else { continue };
+        if let Some(owner) = u32::try_from(pid).ok().and_then(|pid| owners.get_mut(&pid)) {
+            owner.cpu_ticks = user.checked_add(kernel);
+            owner.host_mem_mib = Some(memory_kib / 1024);
+        }
     }
     let mut set = BTreeSet::new();
     for line in environment.lines() {

@@ -3,6 +3,8 @@
 # The script starts few programs, because on a busy node each of them waits for the CPU.
 export LC_ALL=C
 read -r boot </proc/sys/kernel/random/boot_id
+page=$(getconf PAGESIZE 2>/dev/null)
+page_kib=$((${page:-4096} / 1024))
 host() {
     read -r load </proc/loadavg
     { read -r total && read -r _ && read -r available; } </proc/meminfo
@@ -51,6 +53,8 @@ frame() {
     read -r up _ </proc/uptime
     echo "#end $number $up"
 }
+# Prints the process id, the ticks in user and in kernel mode, and the resident memory in KiB.
+usage() { echo "$1 ${13} ${14} $((${23} * page_kib))"; }
 processes() {
     pids=''
     while IFS=', ' read -r _ pid _; do
@@ -61,6 +65,11 @@ END
     [ -n "$pids" ] || return
     echo '#processes'
     ps -ww -o pid= -o user:32= -o etimes= -o args= -p "${pids# }" | cut -c 1-300
+    echo '#usage'
+    for pid in $pids; do
+        # The name of the program, in parentheses, may contain any text.
+        read -r stat <"/proc/$pid/stat" && usage "$pid" ${stat##*) }
+    done 2>/dev/null
     echo '#environment'
     # shellcheck disable=SC2046,SC2086  # lists
     grep -sazHE '^(VIDTUI_RUN|RANK)=' $(printf '/proc/%s/environ ' $pids) | tr '\0' '\n'

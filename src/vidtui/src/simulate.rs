@@ -123,6 +123,12 @@ fn text(node: usize, number: u64, t: f64) -> String {
             let _ =
                 writeln!(text, "{} ada {} /opt/vidtui/vidtui-train rank --local-rank {gpu}", 4100 + gpu, number * 2);
         }
+        text += "#usage\n";
+        // Each process uses one and a half cores and 9 GiB.
+        let ticks = (t * 150.0) as u64;
+        for gpu in 0..GPUS {
+            let _ = writeln!(text, "{} {ticks} 0 {}", 4100 + gpu, 9 << 20);
+        }
         text += "#environment\n";
         for gpu in 0..GPUS {
             let _ = writeln!(text, "/proc/{}/environ:RANK={}", 4100 + gpu, node * GPUS + gpu);

@@ -306,9 +306,12 @@ impl NodeLines {
             lines.text(Line::styled("No processes on the GPUs", faint));
             return lines;
         }
-        lines.text(Line::styled(PROCESS_HEADING, faint));
+        let has_usage = width >= USAGE_WIDTH;
+        let usage = if has_usage { "     cpu  host mem" } else { "" };
+        let heading = format!("gpu      pid  user        rank  memory{usage}      age     run, command");
+        lines.text(Line::styled(heading, faint));
         for (gpu, process) in processes {
-            lines.text(process_line(model, gpu, process));
+            lines.text(process_line(model, view, (gpu, process), has_usage));
         }
         lines
     }
@@ -322,9 +325,15 @@ impl NodeLines {
     }
 }
 
-const PROCESS_HEADING: &str = "gpu      pid  user        rank  memory      age     run, command";
+/// The width from which the processes have columns for CPU and memory of the node.
+const USAGE_WIDTH: usize = 110;
 
-fn process_line(model: &Model, gpu: Option<u32>, process: &GpuProcess) -> Line<'static> {
+fn process_line(
+    model: &Model,
+    view: &NodeView,
+    (gpu, process): (Option<u32>, &GpuProcess),
+    has_usage: bool,
+) -> Line<'static> {
     let none = || model.symbols.none.to_owned();
     let gpu = gpu.map_or_else(none, |index| index.to_string());
     let pid = process.pid.value().map_or_else(none, |pid| pid.to_string());
@@ -333,7 +342,16 @@ fn process_line(model: &Model, gpu: Option<u32>, process: &GpuProcess) -> Line<'
     let user = owner.map_or_else(none, |owner| text::fit(&text::clean(&owner.user), 10, model.symbols.ellipsis));
     let rank = owner.and_then(|owner| owner.rank).map_or_else(none, |rank| rank.to_string());
     let age = owner.map_or_else(none, |owner| units::short_duration(owner.age_s as f64));
-    let text = format!("{gpu:>3}  {pid:>7}  {user:<10}  {rank:>4}  {memory:>7}  {age:>7}     ");
+    let usage = if has_usage {
+        let cpu = process.pid.value().and_then(|pid| view.process_cpu_pct.get(&pid));
+        let cpu = cpu.map_or_else(none, |pct| format!("{pct:.0} %"));
+        let host = owner.and_then(|owner| owner.host_mem_mib);
+        let host = host.map_or_else(none, |mib| units::short_size(mib << 20));
+        format!("  {cpu:>6}  {host:>8}")
+    } else {
+        String::new()
+    };
+    let text = format!("{gpu:>3}  {pid:>7}  {user:<10}  {rank:>4}  {memory:>7}{usage}  {age:>7}     ");
     let mut spans = vec![Span::raw(text)];
     let run = owner.and_then(|owner| owner.run.as_deref());
     if let Some(run) = run {

@@ -588,7 +588,9 @@ fn a_node_is_pictured_with_its_history() {
         .collect();
     let sample = |node: u64, number: u64| {
         let rows: String = (0..8).map(|at| gpu(node, number, at)).collect();
-        let apps = format!("#apps\n{apps}\n#exit 0\n#processes\n{owners}#environment\n{set}");
+        let usage: String =
+            (0..8).map(|gpu| format!("{} {} 12 {}\n", 4100 + gpu, number * (203 + gpu), (9 + gpu) << 20)).collect();
+        let apps = format!("#apps\n{apps}\n#exit 0\n#processes\n{owners}#usage\n{usage}#environment\n{set}");
         frame(number, &format!("{rows}\n#exit 0\n"), &apps)
     };
     let names = ["node01", "node02", "node03", "node04"];

@@ -29,6 +29,9 @@ GPU-gone, 4101, /opt/venv/bin/python3, 5
 #processes
    4100 me                                3600 python3 -m train  --steps 10
    4101 you                                 12 jupyter
+#usage
+4100 1000 234 8388608
+4101 1
 #environment
 /proc/4100/environ:VIDTUI_RUN=2026-11-20T0340-demo-2s-k7f2
 /proc/4100/environ:RANK=3
@@ -57,6 +60,8 @@ fn a_frame_has_gpus_and_their_processes_with_owners() {
         user: "me".into(),
         age_s: 3600,
         command: "python3 -m train --steps 10".into(),
+        cpu_ticks: Some(1234),
+        host_mem_mib: Some(8192),
         run: Some("2026-11-20T0340-demo-2s-k7f2".into()),
         rank: Some(3),
     };
@@ -248,6 +253,26 @@ fn xid_errors_are_read_while_nvidia_smi_hangs() {
 fn a_frame_has_its_duration() {
     let frames = made_with(&[("nvidia-smi", "sleep 0.3\nexit 9")], |frames| !frames.is_empty());
     assert!(frames[0].took_s >= 0.5, "two queries: {}", frames[0].took_s);
+}
+
+#[test]
+fn the_cpu_time_and_memory_of_a_process_on_a_gpu_are_sampled() {
+    // The rows of both queries are those of this process.
+    let row = "0, GPU-a, NVIDIA H100 80GB HBM3, 00000000:19:00.0, 631.95, 700.00, 70210, 81559, 100, 59, 1980, 0, 0x0, Disabled, [N/A], 5, 16";
+    let (pid, memory) = (std::process::id(), vec![1_u8; 64 << 20]);
+    let smi = format!("case $1 in --query-gpu=*) echo '{row}' ;; *) echo 'GPU-a, {pid}, test, 100' ;; esac");
+    let frames = made_with(&[("nvidia-smi", &smi)], |frames| {
+        // Some CPU time passes until the next sample.
+        let sum = (0..10_000_000_u64).fold(memory.len() as u64, |sum, n| std::hint::black_box(sum ^ n));
+        std::hint::black_box(sum);
+        frames.len() >= 2
+    });
+    let usage = |frame: &Frame| {
+        let owner = frame.gpus[0].processes[0].owner.clone().unwrap();
+        (owner.cpu_ticks.unwrap(), owner.host_mem_mib.unwrap())
+    };
+    let [(before, mem_mib), (after, _)] = [usage(&frames[0]), usage(&frames[1])];
+    assert!(after >= before && after > 0 && (64..4096).contains(&mem_mib), "{before} {after} {mem_mib}");
 }
 
 #[test]
