@@ -12,7 +12,7 @@ loaded  any program that loads a file: seconds until it is loaded, its memory, a
 keys    a run that is loading: time from a key to its frame; then, on the loaded run, also the CPU of a frame and the number of
         its charts
 idle    any program, after it has settled: CPU, memory, and the bytes that it writes to the terminal
-growth  memory and open files of a program at a tenth of the time and at the end
+growth  memory and open files of a program after a quarter of the time and at the end; memory is a mean over 20 seconds
 
 CPU is in seconds or as a share of one core. Memory is resident memory in MiB.
 """
@@ -250,10 +250,15 @@ def idle(terminal, seconds):
 
 
 def growth(terminal, seconds):
-    terminal.pump_for(seconds / 10)
-    early = terminal.memory_mib(), terminal.descriptors()
-    terminal.pump_for(seconds * 9 / 10)
-    late = terminal.memory_mib(), terminal.descriptors()
+    def measured(until):
+        terminal.pump_for(until - 20 - terminal.elapsed())
+        memory = []
+        while terminal.elapsed() < until:
+            terminal.pump_for(1)
+            memory.append(terminal.memory_mib())
+        return sum(memory) / len(memory), terminal.descriptors()
+
+    early, late = measured(seconds / 4), measured(seconds)
     return {"early_mib": early[0], "late_mib": late[0], "early_files": early[1], "late_files": late[1]}
 
 

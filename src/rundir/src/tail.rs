@@ -11,6 +11,9 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 /// The most bytes that one [`Tail::poll`] reads, so that a console that reads a long file can draw in between.
 const MAX_READ: usize = 4 * 1024 * 1024;
 
+/// The size of the buffer that a reader keeps while it waits for lines.
+const KEPT: usize = 16 * 1024;
+
 /// The result of one [`Tail::poll`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct NewLines<T> {
@@ -140,6 +143,10 @@ impl<T: LogLine> Tail<T> {
         let got = read_at_most(&file, &mut self.buffer, self.offset)?;
         self.take_lines(got, &mut batch);
         batch.more = got == MAX_READ && self.offset < meta.len();
+        // A console has a reader for each file of a run.
+        if !batch.more && self.buffer.capacity() > KEPT {
+            self.buffer = Vec::new();
+        }
         Ok(batch)
     }
 
@@ -212,6 +219,15 @@ mod tests {
 
     fn all<T: LogLine>(tail: &mut Tail<T>) -> Vec<T> {
         tail.poll().unwrap().items
+    }
+
+    #[test]
+    fn a_reader_that_waits_keeps_a_small_buffer() {
+        let (_keep, run) = temp();
+        let mut tail = Tail::<String>::new(run.events());
+        append(&run.events(), &b"a line\n".repeat(100_000));
+        assert_eq!(all(&mut tail).len(), 100_000);
+        assert!(tail.buffer.capacity() <= KEPT);
     }
 
     #[test]

@@ -43,6 +43,8 @@ const FRAME: Duration = Duration::from_millis(33);
 const ANSWER: Duration = Duration::from_millis(5);
 /// How often the clock ticks.
 const TICK: Duration = Duration::from_secs(1);
+/// How often the free pages of the heap return to the system.
+const TRIM: Duration = Duration::from_secs(60);
 /// The number of threads that run tasks. A task that blocks hands over its thread, so two threads serve all streams.
 const WORKERS: usize = 2;
 /// The most blocking threads: several for every node of a large cluster (its session, its watch, and three for each program that runs
@@ -231,7 +233,7 @@ impl Console {
     async fn run(&mut self, screen: &mut Screen) -> Result<End, CommandError> {
         self.tick(screen)?;
         self.draw(screen)?;
-        let (mut drawn, mut ticked, mut pause) = (Instant::now(), Instant::now(), FRAME);
+        let (mut drawn, mut ticked, mut trimmed, mut pause) = (Instant::now(), Instant::now(), Instant::now(), FRAME);
         loop {
             // Start streams only after the first frame, so that the frame does not wait for files.
             if let Some(live) = &mut self.live {
@@ -265,6 +267,10 @@ impl Console {
                 ticked = Instant::now();
                 self.tick(screen)?;
                 terminal::suspend_if_requested().map_err(cannot_draw)?;
+            }
+            if trimmed.elapsed() >= TRIM {
+                trimmed = Instant::now();
+                spawn_blocking(heap::trim);
             }
             if self.model.dirty() && drawn.elapsed() >= pause {
                 self.draw(screen)?;
