@@ -24,6 +24,10 @@ const SPLIT: &[&str] = &[
     "supervise",
 ];
 
+/// Other binaries that take 20 s or more. They start before all other jobs whose duration is unknown, as on a clean checkout: at the end,
+/// they would run alone.
+const LONG: &[&str] = &["xtask/scan", "remote/ssh", "video/video", "recipe"];
+
 /// A process that runs one test, or all tests of a binary.
 pub struct Job {
     /// `plan` for a whole binary, `vidtui/cluster life::a_kill_ends_every_process` for one test.
@@ -62,13 +66,14 @@ pub fn build() -> Result<Vec<Binary>> {
 
 /// Returns the jobs that run all tests whose names contain one of the filters; without filters, all tests.
 pub fn plan(mut binaries: Vec<Binary>, filters: &[String]) -> Result<Vec<Job>> {
-    let place = |binary: &Binary| SPLIT.iter().position(|name| *name == binary.name);
-    binaries.sort_by_key(|binary| place(binary).unwrap_or(SPLIT.len()));
+    let place = |binary: &Binary| LONG.iter().chain(SPLIT).position(|name| *name == binary.name);
+    binaries.sort_by_key(|binary| place(binary).unwrap_or(usize::MAX));
     let mut jobs = Vec::new();
     for binary in &binaries {
-        match place(binary) {
-            Some(_) => jobs.extend(binary.list(filters)?.iter().map(|test| binary.one(test))),
-            None => jobs.push(binary.whole(filters)),
+        if SPLIT.contains(&binary.name.as_str()) {
+            jobs.extend(binary.list(filters)?.iter().map(|test| binary.one(test)));
+        } else {
+            jobs.push(binary.whole(filters));
         }
     }
     Ok(jobs)
