@@ -138,9 +138,10 @@ fn steps(gpus: usize) -> Vec<Step> {
     let example = |package: &str, name: &str, args: &str| {
         format!("cargo run --release -p {package} --features cuda --target-dir target/cuda --example {name} -- {args}")
     };
-    let alone = |shows, name: &'static str, recipe: &str, stage: &Stage, steps: u32, sets: &str| {
+    // One sample, whose heads and tokens are split over the ranks.
+    let one_sample = |shows, name: &'static str, recipe: &str, stage: &Stage, ranks: usize, steps: u32, sets: &str| {
         let line = format!(
-            "target/release/vidtui --runs {FOLDER}/runs launch {recipe} --name {name} --local 1 --wait \
+            "target/release/vidtui --runs {FOLDER}/runs launch {recipe} --name {name} --local {ranks} --wait \
              --set data.index={FOLDER}/latents/{}/index.jsonl --set mesh.dp_replicate=1 --set mesh.dp_shard=1 --set train.global_batch=1 \
              --set train.steps={steps} --set train.text_dropout=0 --set optimizer.warmup_steps=0 --set log.interval=1 --set train.device=cuda \
              --set train.dtype=bfloat16 {sets}",
@@ -148,16 +149,12 @@ fn steps(gpus: usize) -> Vec<Step> {
         );
         Step { run: Some(name), ..step(shows, &line) }
     };
+    let alone = |shows, name, recipe: &str, stage: &Stage, steps, sets: &str| {
+        one_sample(shows, name, recipe, stage, 1, steps, sets)
+    };
+    let layer = "--set model.num_layers=1 --set train.ttt_scan=kernel --set train.fused=kernel";
     let of_ttt = |shows, name: &'static str, stage: &Stage| {
-        let recipe = format!("configs/ttt-mlp/{}.toml", stage.name);
-        alone(
-            shows,
-            name,
-            &recipe,
-            stage,
-            4,
-            "--set model.num_layers=1 --set train.ttt_scan=kernel --set train.fused=kernel",
-        )
+        alone(shows, name, &format!("configs/ttt-mlp/{}.toml", stage.name), stage, 4, layer)
     };
     let of_5b = |shows, name: &'static str, layers: u32, stage: &Stage| {
         let sets = format!("--set model.num_layers={layers} --set remat.mode=none");
@@ -214,6 +211,15 @@ fn steps(gpus: usize) -> Vec<Step> {
         step("a profile", &format!("target/release/vidtui --runs {FOLDER}/runs profile latest --steps 3")),
         step("time for the profile", "sleep 60"),
         step("the end of the profiled run", &format!("target/release/vidtui --runs {FOLDER}/runs stop latest --wait")),
+        one_sample(
+            "a layer of the 9 s stage, tensor parallel",
+            "one-layer-tp",
+            "configs/ttt-mlp/9s.toml",
+            second,
+            all,
+            4,
+            &format!("--set mesh.tp={all} {layer}"),
+        ),
     ]
 }
 

@@ -311,7 +311,7 @@ const BASIS: [Basis; 12] = [
         measured: "on one H200, a 5B block: 45 % of the peak",
         computed: none,
         assumed: "the same at TP 4",
-        proof: Proof::Report("a layer of the 3 s stage, memory against the plan"),
+        proof: Proof::Report("a layer of the 9 s stage, tensor parallel"),
     },
     Basis {
         quantity: "numbers of the CUDA kernel of TTT scans",
