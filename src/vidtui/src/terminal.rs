@@ -3,7 +3,7 @@
 //! [`restore`] restores everything. Dropping the screen, the panic hook, the signal task and the suspension call it. A second
 //! call does nothing.
 
-use std::io::{self, BufWriter, IsTerminal, Stdout, Write};
+use std::io::{self, IsTerminal, Stdout, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use alerts::{OscForm, Target};
@@ -58,7 +58,7 @@ pub fn takes_escapes(stream: &impl IsTerminal) -> bool {
 
 /// The alternate screen in raw mode. Dropping it restores the terminal.
 pub struct Screen {
-    terminal: Terminal<CrosstermBackend<BufWriter<Stdout>>>,
+    terminal: Terminal<CrosstermBackend<FrameWriter<Stdout>>>,
     colours: Colours,
 }
 
@@ -253,8 +253,39 @@ fn write_leave_sequences(out: &mut impl Write) -> io::Result<()> {
     out.flush()
 }
 
-fn fresh_terminal() -> io::Result<Terminal<CrosstermBackend<BufWriter<Stdout>>>> {
-    Terminal::new(CrosstermBackend::new(BufWriter::with_capacity(1 << 16, io::stdout())))
+fn fresh_terminal() -> io::Result<Terminal<CrosstermBackend<FrameWriter<Stdout>>>> {
+    Terminal::new(CrosstermBackend::new(FrameWriter::new(io::stdout())))
+}
+
+/// Writes each frame at once, and nothing for a frame without a changed cell.
+struct FrameWriter<W> {
+    out: W,
+    frame: Vec<u8>,
+}
+
+impl<W> FrameWriter<W> {
+    /// What ratatui and crossterm write for a frame without a changed cell: the default colours and attributes, and the hidden cursor.
+    const UNCHANGED: &[u8] = b"\x1b[39m\x1b[49m\x1b[59m\x1b[0m\x1b[?25l";
+    /// The size of the buffer that is kept between frames.
+    const KEPT: usize = 1 << 16;
+
+    fn new(out: W) -> Self {
+        Self { out, frame: Vec::new() }
+    }
+}
+
+impl<W: Write> Write for FrameWriter<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.frame.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        let written = if self.frame == Self::UNCHANGED { Ok(()) } else { self.out.write_all(&self.frame) };
+        self.frame.clear();
+        self.frame.shrink_to(Self::KEPT);
+        written.and_then(|()| self.out.flush())
+    }
 }
 
 /// Returns whether an ancestor of this process is in this session but in another process group, so that a shell can continue this group.
@@ -281,6 +312,22 @@ fn parent_of(pid: Pid) -> Option<Pid> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_frame_without_a_changed_cell_writes_nothing() {
+        use ratatui::layout::Rect;
+        use ratatui::{TerminalOptions, Viewport};
+        let file = tempfile::tempfile().unwrap();
+        let backend = CrosstermBackend::new(FrameWriter::new(&file));
+        let options = TerminalOptions { viewport: Viewport::Fixed(Rect::new(0, 0, 20, 2)) };
+        let mut terminal = Terminal::with_options(backend, options).unwrap();
+        let written = ["one", "one", "two", "two"].map(|text| {
+            terminal.draw(|frame| frame.render_widget(text, frame.area())).unwrap();
+            file.metadata().unwrap().len()
+        });
+        let [first, same, other, same_again] = written;
+        assert!(0 < first && first == same && same < other && other == same_again, "{written:?}");
+    }
 
     #[test]
     fn a_notification_has_no_control_characters_of_its_own() {
