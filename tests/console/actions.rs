@@ -76,7 +76,7 @@ fn a_run_is_resumed_from_an_older_checkpoint_with_fresh_data() {
     site.succeeds(&["stop", run.trim(), "--wait"]);
     let run = site.runs()[0].clone();
     let console = site.console(SIZE, &[], &[]);
-    console.shows(&["stopped"]).press(ENTER).shows(&["Gradient norm"]).press("c").shows(&["Checkpoints of", "newest"]);
+    console.shows(&["stopped"]).press(ENTER).shows(&["Gradient norm"]).press("c").shows(&["Checkpoints of", "p pin"]);
     console.press("G").press("p").shows(&["pinned"]);
     assert!(rundir::step_checkpoints(&run).unwrap()[0].complete().unwrap().is_pinned);
     console
@@ -110,7 +110,7 @@ fn a_checkpoint_is_deleted_unless_it_is_pinned_or_needed() {
     site.succeeds(&["checkpoints", run, "unpin", "20"]);
 
     let console = site.console(SIZE, &[], &[]);
-    console.shows(&["stopped"]).press(ENTER).shows(&["Gradient norm"]).press("c").shows(&["Checkpoints of", "newest"]);
+    console.shows(&["stopped"]).press(ENTER).shows(&["Gradient norm"]).press("c").shows(&["Checkpoints of", "p pin"]);
     console.press("G").press("d").shows(&["Delete the checkpoint of step 20"]).press(ENTER).shows(&["deleted"]);
     let folder = site.root.join("runs").join(run).join("checkpoints");
     assert!(!folder.join("step-00000020").exists() && folder.join("step-00000040").exists());
