@@ -12,7 +12,7 @@ loaded  any program that loads a file: seconds until it is loaded, its memory, a
 keys    a run that is loading: time from a key to its frame; then, on the loaded run, also the CPU of a frame and the number of
         its charts
 idle    any program, after it has settled: CPU, memory, and the bytes that it writes to the terminal
-growth  memory and open files of a program after a quarter of the time and at the end; memory is a mean over 20 seconds
+growth  memory of a program after a tenth and a quarter of the time and at the end, as means over 20 seconds; and its open files
 
 CPU is in seconds or as a share of one core. Memory is resident memory in MiB.
 """
@@ -258,8 +258,10 @@ def growth(terminal, seconds):
             memory.append(terminal.memory_mib())
         return sum(memory) / len(memory), terminal.descriptors()
 
-    early, late = measured(seconds / 4), measured(seconds)
-    return {"early_mib": early[0], "late_mib": late[0], "early_files": early[1], "late_files": late[1]}
+    early, quarter, late = measured(seconds / 10), measured(seconds / 4), measured(seconds)
+    return {
+        "early_mib": early[0], "quarter_mib": quarter[0], "late_mib": late[0], "early_files": early[1], "late_files": late[1],
+    }
 
 
 SCENARIOS = {"first": first, "loaded": loaded, "keys": keys, "idle": idle, "growth": growth}

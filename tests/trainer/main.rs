@@ -481,6 +481,8 @@ fn the_peak_memory_of_a_step_is_the_forecast() {
     let samples = ["train.global_batch=1", "train.global_batch=8"];
     let size = ["model.latent_height=16", "model.latent_width=16", "model.latent_frames=13"];
     let activations = [&size[..], &["model.num_heads=4", "model.num_layers=2", long.as_str()]].concat();
+    // Two ranks of a TP group share the activations.
+    let more_samples = ["train.global_batch=1", "train.global_batch=12"];
     // 28 tokens, and blocks of 3 million parameters, which two ranks gather.
     let blocks = ["model.num_layers=4", "model.num_layers=10"];
     let gathered = ["train.global_batch=2", "model.num_heads=8"];
@@ -492,7 +494,7 @@ fn the_peak_memory_of_a_step_is_the_forecast() {
         ("ttt-block", [1, 1, 1], samples, [&activations[..], &ttt].concat()),
         ("ttt-none", [1, 1, 1], samples, [&activations[..], &ttt, &none].concat()),
         ("ttt-frozen-mlp", [1, 1, 1], samples, [&activations[..], &ttt, &none, &["train.trainable=qkvo"]].concat()),
-        ("tp-block", [1, 1, 2], samples, activations.clone()),
+        ("tp-block", [1, 1, 2], more_samples, activations.clone()),
         ("tp-ttt-none", [1, 1, 2], samples, [&activations[..], &ttt, &none].concat()),
         ("gathered-block", [1, 2, 1], blocks, gathered.to_vec()),
         ("gathered-none", [1, 2, 1], blocks, [&gathered[..], &none].concat()),
@@ -501,7 +503,7 @@ fn the_peak_memory_of_a_step_is_the_forecast() {
         let [(few_foreseen, few), (many_foreseen, many)] = sizes
             .map(|size| peak(&format!("{name}-{}", &size[size.len() - 1..]), mesh, &[&sets[..], &[size]].concat()));
         let (foreseen, measured) = (many_foreseen - few_foreseen, many - few);
-        assert!(foreseen > 0.09, "{name}: {foreseen}");
+        assert!(foreseen > 0.12, "{name}: {foreseen}");
         // The memory of collectives in flight at the peak depends on which of the two ranks is ahead.
         let tolerance = if mesh == [1, 1, 1] { 0.1 } else { 0.2 };
         assert!((measured / foreseen - 1.0).abs() < tolerance, "{name}: {measured:.4} GiB, forecast {foreseen:.4} GiB");

@@ -50,6 +50,7 @@ pub struct Recipe {
     /// The arrangement of the ranks.
     pub mesh: Mesh,
     /// Activation checkpointing.
+    #[serde(deserialize_with = "Remat::without_removed")]
     pub remat: Remat,
     /// Block swap, offload and where they store tensors.
     pub memory: MemorySettings,

@@ -5,8 +5,10 @@ use std::time::Duration;
 
 use camino::{Utf8Path, Utf8PathBuf};
 use regex::Regex;
-use serde::{Deserialize, Serialize};
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize};
 
+use crate::schema::REMOVED;
 use crate::{BucketRule, BucketSpec, ParamGroup, ParamRole, ParamSpec};
 
 /// The data sets, and the shares and shapes of their items.
@@ -450,8 +452,8 @@ impl Device {
 }
 
 /// Activation checkpointing: which activations are kept for the backward pass, and which are recomputed.
-// Unknown fields are allowed, because the runs of earlier versions have `shard_inputs`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Remat {
     /// Whether blocks are recomputed in the backward pass.
     pub mode: RematMode,
@@ -467,6 +469,13 @@ pub struct Remat {
 }
 
 impl Remat {
+    /// Reads the section without the keys of [`REMOVED`], which the runs of earlier versions have.
+    pub(crate) fn without_removed<'de, D: Deserializer<'de>>(section: D) -> Result<Self, D::Error> {
+        let mut table = toml::Table::deserialize(section)?;
+        REMOVED.iter().filter_map(|key| key.strip_prefix("remat.")).for_each(|key| drop(table.remove(key)));
+        Self::deserialize(table).map_err(D::Error::custom)
+    }
+
     /// Returns the number of consecutive blocks, of `blocks` in all, that share a saved input. All blocks share one if
     /// nothing is recomputed, because the last group keeps its activations.
     pub fn blocks_per_input(&self, blocks: usize) -> usize {
@@ -655,11 +664,13 @@ mod tests {
     fn removed_keys_of_flags_and_of_earlier_runs_are_ignored() {
         let path = "../../tests/fixtures/configs/valid/minimal.toml";
         let recipe = |sets: &[String]| load(path.into(), sets).unwrap().recipe;
-        let flags: Vec<String> = crate::schema::REMOVED.iter().map(|key| format!("{key}=true")).collect();
+        let flags: Vec<String> = REMOVED.iter().map(|key| format!("{key}=true")).collect();
         assert!(!flags.is_empty());
         assert_eq!(recipe(&flags), recipe(&[]));
         let mut of_run = toml::Table::try_from(recipe(&[])).unwrap();
         of_run["remat"].as_table_mut().unwrap().insert("shard_inputs".into(), true.into());
-        assert_eq!(of_run.try_into::<Recipe>().unwrap(), recipe(&[]));
+        assert_eq!(of_run.clone().try_into::<Recipe>().unwrap(), recipe(&[]));
+        of_run["remat"].as_table_mut().unwrap().insert("unknown".into(), true.into());
+        assert!(of_run.try_into::<Recipe>().is_err());
     }
 }

@@ -264,7 +264,7 @@ struct FrameWriter<W> {
 }
 
 impl<W> FrameWriter<W> {
-    /// What ratatui and crossterm write for a frame without a changed cell: the default colours and attributes, and the hidden cursor.
+    /// The bytes of a frame without a changed cell: ratatui resets colours and attributes and hides the cursor.
     const UNCHANGED: &[u8] = b"\x1b[39m\x1b[49m\x1b[59m\x1b[0m\x1b[?25l";
     /// The size of the buffer that is kept between frames.
     const KEPT: usize = 1 << 16;
