@@ -3,11 +3,13 @@
 //! `src/kernels/cuda/on_cpu` has an emulator of the CUDA instructions that the kernels use, a race checker, and programs that compare
 //! kernels with a reference. g++ compiles them, so they need neither a GPU, nor CUDA, nor libtorch.
 
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fs;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use std::sync::OnceLock;
+use std::time::Duration;
 
 use tempfile::TempDir;
 
@@ -37,7 +39,7 @@ pub fn compiled<A: AsRef<OsStr>>(args: impl IntoIterator<Item = A>) {
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
 }
 
-/// A program that runs kernels: sources in `on_cpu`. Each test binary has one.
+/// A program that runs kernels: sources in `on_cpu`.
 pub struct Program {
     /// The source that includes the kernels.
     pub kernels: &'static str,
@@ -46,40 +48,65 @@ pub struct Program {
 }
 
 impl Program {
-    /// Compiles the parts that do not contain kernels, once.
-    fn parts(&self) -> &'static [PathBuf] {
-        static PARTS: OnceLock<(TempDir, Vec<PathBuf>)> = OnceLock::new();
-        let (_, parts) = PARTS.get_or_init(|| {
-            let dir = TempDir::new().unwrap();
-            let part = |name: &&str| {
-                let object = dir.path().join(name).with_extension("o");
-                let source = cuda().join("on_cpu").join(name).with_extension("cpp");
-                compiled([OsStr::new("-O2"), "-c".as_ref(), source.as_ref(), "-o".as_ref(), object.as_ref()]);
-                object
-            };
-            let parts = self.parts.iter().map(part).collect();
-            (dir, parts)
-        });
-        parts
+    /// Returns the program with the kernels in the folder `kernels`. Compiles it, unless it was compiled from the same files in the last
+    /// days.
+    pub fn compile(&self, kernels: &Path, defines: &[String]) -> PathBuf {
+        let kept = Path::new(env!("CARGO_TARGET_TMPDIR")).join("emulated");
+        let program = kept.join(format!("{}-{:016x}", self.kernels, hash(kernels, defines)));
+        if !program.exists() {
+            fs::create_dir_all(&kept).unwrap();
+            remove_old(&kept);
+            let dir = TempDir::new_in(&kept).unwrap();
+            // Another test may compile the same program.
+            fs::rename(self.compile_in(dir.path(), kernels, defines), &program).unwrap();
+        }
+        program
     }
 
-    /// Compiles the program with the kernels in the folder `kernels` into `dir`.
-    pub fn compile(&self, dir: &Path, kernels: &Path, defines: &[String]) -> PathBuf {
-        let (program, object) = (dir.join("check"), dir.join("kernels.o"));
-        let on_cpu = cuda().join("on_cpu");
+    fn compile_in(&self, dir: &Path, kernels: &Path, defines: &[String]) -> PathBuf {
+        let program = dir.join("check");
+        let source = |name: &str| cuda().join("on_cpu").join(name).with_extension("cpp").display().to_string();
+        let object = |name: &str| dir.join(name).with_extension("o").display().to_string();
+        for part in self.parts {
+            compiled(["-O2", "-c", &source(part), "-o", &object(part)]);
+        }
         // The race checker takes the place of the sanitizer's library, so linking does not name the sanitizer.
         let flags = ["-O1", "-fsanitize=thread", "-fno-strict-aliasing", "-Wno-unknown-pragmas", "-c"];
         let own = [
-            include(&on_cpu),
+            include(&cuda().join("on_cpu")),
             include(kernels),
-            on_cpu.join(self.kernels).with_extension("cpp").display().to_string(),
+            source(self.kernels),
             "-o".to_owned(),
-            object.display().to_string(),
+            object(self.kernels),
         ];
         compiled(flags.into_iter().chain(defines.iter().chain(&own).map(String::as_str)));
-        let objects = self.parts().iter().chain([&object]).map(|p| p.as_os_str());
-        compiled(objects.chain(["-o".as_ref(), program.as_os_str()]));
+        let objects = self.parts.iter().chain([&self.kernels]).map(|name| object(name));
+        compiled(objects.chain(["-o".to_owned(), program.display().to_string()]));
         program
+    }
+}
+
+/// Returns a hash of the compiler's version, the sources and the flags.
+fn hash(kernels: &Path, defines: &[String]) -> u64 {
+    let mut hash = DefaultHasher::new();
+    (compile(["--version"]).stdout, defines).hash(&mut hash);
+    // A change of the flags is a change of this file.
+    include_str!("mod.rs").hash(&mut hash);
+    for folder in [&cuda().join("on_cpu"), kernels] {
+        let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+        let files: BTreeSet<PathBuf> = entries.filter(|path| path.is_file()).collect();
+        files.iter().for_each(|file| (file.file_name(), fs::read(file).unwrap()).hash(&mut hash));
+    }
+    hash.finish()
+}
+
+/// Removes programs that were compiled more than a month ago. Another test may have removed one before.
+fn remove_old(folder: &Path) {
+    for entry in fs::read_dir(folder).unwrap().flatten() {
+        let age = entry.metadata().ok().and_then(|meta| meta.modified().ok()?.elapsed().ok()).unwrap_or_default();
+        if age > Duration::from_secs(30 * 86400) {
+            let _ = fs::remove_file(entry.path());
+        }
     }
 }
 

@@ -9,19 +9,13 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use emulated::{AGREES, Breaks, Mutant, Program, cuda, failure, run};
-use tempfile::TempDir;
 
 const PROGRAM: Program = Program { kernels: "fused_kernels", parts: &["reference", "races", "fused_check"] };
 
 /// Compiles the program with the project's kernels, once.
 fn whole() -> &'static Path {
-    static WHOLE: OnceLock<(TempDir, PathBuf)> = OnceLock::new();
-    let (_, path) = WHOLE.get_or_init(|| {
-        let dir = TempDir::new().unwrap();
-        let path = PROGRAM.compile(dir.path(), &cuda(), &[]);
-        (dir, path)
-    });
-    path
+    static WHOLE: OnceLock<PathBuf> = OnceLock::new();
+    WHOLE.get_or_init(|| PROGRAM.compile(&cuda(), &[]))
 }
 
 /// Sizes of a run: samples, tokens, tokens of the first part, width, heads, whether all samples have the same vectors, and the seed of
@@ -181,10 +175,7 @@ fn why(program: &Path, what: &str) -> Option<&'static str> {
 
 fn all_found(mutants: impl IntoIterator<Item = Mutant>) {
     assert_eq!(why(whole(), "the kernels as they are"), None, "the kernels as they are fail");
-    BREAKS.all_found(mutants, |kernels, what| {
-        let dir = TempDir::new().unwrap();
-        why(&PROGRAM.compile(dir.path(), kernels, &[]), what)
-    });
+    BREAKS.all_found(mutants, |kernels, what| why(&PROGRAM.compile(kernels, &[]), what));
 }
 
 #[test]

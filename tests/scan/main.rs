@@ -22,20 +22,15 @@ const WIDTHS: [usize; 4] = [16, 32, 48, 64];
 const PROGRAM: Program = Program { kernels: "kernels", parts: &["reference", "races", "check"] };
 
 /// Compiles the program with the kernels in the folder `kernels` for a width.
-fn program(dir: &Path, kernels: &Path, width: usize) -> PathBuf {
-    PROGRAM.compile(dir, kernels, &[format!("-DWIDTH={width}")])
+fn program(kernels: &Path, width: usize) -> PathBuf {
+    PROGRAM.compile(kernels, &[format!("-DWIDTH={width}")])
 }
 
 /// Compiles the program with the project's kernels, once per width.
 fn whole(width: usize) -> &'static Path {
-    static PROGRAMS: [OnceLock<(TempDir, PathBuf)>; WIDTHS.len()] = [const { OnceLock::new() }; WIDTHS.len()];
+    static PROGRAMS: [OnceLock<PathBuf>; WIDTHS.len()] = [const { OnceLock::new() }; WIDTHS.len()];
     let index = WIDTHS.iter().position(|w| *w == width).expect("kernels of this width");
-    let (_, path) = PROGRAMS[index].get_or_init(|| {
-        let dir = TempDir::new().unwrap();
-        let path = program(dir.path(), &cuda(), width);
-        (dir, path)
-    });
-    path
+    PROGRAMS[index].get_or_init(|| program(&cuda(), width))
 }
 
 /// Sizes of a run: tokens of a mini-batch, mini-batches, mini-batches between saved states, groups in a chunk of the

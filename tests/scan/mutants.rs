@@ -2,8 +2,6 @@
 
 use std::path::Path;
 
-use tempfile::TempDir;
-
 use crate::emulated::{Breaks, Mutant, failure};
 use crate::{arguments, program, whole};
 
@@ -77,10 +75,7 @@ fn why(program: &Path, sizes: [u32; 4], what: &str) -> Option<&'static str> {
 
 fn all_found_at(width: usize, sizes: [u32; 4], breaks: &Breaks, mutants: impl IntoIterator<Item = Mutant>) {
     assert_eq!(why(whole(width), sizes, "the kernels as they are"), None, "the kernels as they are fail");
-    breaks.all_found(mutants, |kernels, what| {
-        let dir = TempDir::new().unwrap();
-        why(&program(dir.path(), kernels, width), sizes, what)
-    });
+    breaks.all_found(mutants, |kernels, what| why(&program(kernels, width), sizes, what));
 }
 
 fn all_found(mutants: impl IntoIterator<Item = Mutant>) {
