@@ -10,8 +10,7 @@ use crate::screens::{
     alerts, compare, convert, launch_view, logs, node, nodes, processes, recipes, run, runs, samples, stages,
 };
 use crate::text;
-use crate::widgets::key_bar;
-use crate::widgets::{write, write_split};
+use crate::widgets::{key_bar, memo, write, write_split};
 use ratatui_core::buffer::Buffer;
 use ratatui_core::style::Modifier;
 use ratatui_core::terminal::Frame;
@@ -40,6 +39,7 @@ pub fn view(model: &Model, frame: &mut Frame<'_>) {
 }
 
 fn draw(model: &Model, buf: &mut Buffer) {
+    memo::begin_frame();
     let areas = layout::areas(model.size);
     header(model, buf, areas.header);
     match model.screen {

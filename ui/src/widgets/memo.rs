@@ -1,14 +1,28 @@
-//! Keeps the newest results of a function, so that a frame in which only the cursor has moved does not compute them again.
+//! Keeps the results of a function for the next frame, so that a frame in which only the cursor has moved does not compute them again.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-/// The number of results that are kept: more than a screen has charts.
-const KEPT: usize = 32;
+thread_local! {
+    /// The number of frames that were drawn.
+    static FRAMES: Cell<u64> = const { Cell::new(0) };
+}
 
-/// The newest results of a function of `K`, the last used first.
+/// Begins a frame.
+pub fn begin_frame() {
+    FRAMES.set(FRAMES.get() + 1);
+}
+
+/// The results of a function of `K` that were used in this frame or in the one before.
 pub struct Memo<K, V> {
-    results: RefCell<Vec<(K, Rc<V>)>>,
+    results: RefCell<Vec<Entry<K, V>>>,
+}
+
+struct Entry<K, V> {
+    key: K,
+    result: Rc<V>,
+    /// The last frame that used the result.
+    used: u64,
 }
 
 impl<K: PartialEq, V> Memo<K, V> {
@@ -19,16 +33,16 @@ impl<K: PartialEq, V> Memo<K, V> {
 
     /// Returns the result for a key; computes it if it is not kept.
     pub fn get(&self, key: K, compute: impl FnOnce(&K) -> V) -> Rc<V> {
+        let frame = FRAMES.get();
         let mut results = self.results.borrow_mut();
-        match results.iter().position(|(other, _)| *other == key) {
-            Some(at) => results[..=at].rotate_right(1),
-            None => {
-                results.truncate(KEPT - 1);
-                let result = Rc::new(compute(&key));
-                results.insert(0, (key, result));
-            }
+        if let Some(entry) = results.iter_mut().find(|entry| entry.key == key) {
+            entry.used = frame;
+            return Rc::clone(&entry.result);
         }
-        Rc::clone(&results[0].1)
+        results.retain(|entry| entry.used + 1 >= frame);
+        let result = Rc::new(compute(&key));
+        results.push(Entry { key, result: Rc::clone(&result), used: frame });
+        result
     }
 }
 
@@ -37,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_result_is_computed_once_until_many_others_were_used() {
+    fn a_result_is_kept_while_each_frame_uses_it() {
         let memo = Memo::empty();
         let double = |key: usize| {
             let mut is_computed = false;
@@ -47,13 +61,18 @@ mod tests {
             });
             (*result, is_computed)
         };
-        assert_eq!((double(1), double(1)), ((2, true), (2, false)));
-        (2..=KEPT).for_each(|key| assert_eq!(double(key), (2 * key, true)));
-        assert_eq!((double(1), double(KEPT)), ((2, false), (2 * KEPT, false)), "all fit");
+        assert_eq!((double(1), double(1), double(2)), ((2, true), (2, false), (4, true)));
+        begin_frame();
+        assert_eq!((double(1), double(3)), ((2, false), (6, true)));
+        begin_frame();
         assert_eq!(
-            (double(KEPT + 1), double(1), double(2)),
-            ((2 * KEPT + 2, true), (2, false), (4, true)),
-            "2 was used longest ago"
+            (double(4), double(1), double(2)),
+            ((8, true), (2, false), (4, true)),
+            "2 was not used in the last frame"
         );
+        assert_eq!(memo.results.borrow().len(), 4, "1 to 4");
+        begin_frame();
+        begin_frame();
+        assert_eq!((double(5), memo.results.borrow().len()), ((10, true), 1));
     }
 }
