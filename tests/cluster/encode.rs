@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
 use camino::{Utf8Path, Utf8PathBuf};
@@ -85,6 +86,18 @@ fn videos(run: &RunDir) -> Vec<Vec<u8>> {
     samples.iter().map(|sample| fs::read(run.sample_video(sample.step, sample.index)).unwrap()).collect()
 }
 
+/// Makes an ffmpeg that takes some seconds more for each clip, so that an encode outlasts the loss of a node. Returns the arguments of an
+/// encode that uses it.
+pub fn slow_decoder(site: &TestSite, seconds: u32) -> String {
+    let folder = site.rig.share().join("slow");
+    fs::create_dir(&folder).unwrap();
+    let path = folder.join("ffmpeg");
+    let script = format!("#!/bin/sh\ncase \"$*\" in *pipe:*) sleep {seconds};; esac\nexec /usr/bin/ffmpeg \"$@\"\n");
+    fs::write(&path, script).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    format!("--set env.variables.PATH={folder}:/usr/local/bin:/usr/bin:/bin")
+}
+
 #[test]
 fn encoding_training_and_sampling_that_lose_a_node_give_what_undisturbed_runs_give() {
     const NODES: &str = "--hostfile hostfiles/rig.txt";
@@ -94,7 +107,8 @@ fn encoding_training_and_sampling_that_lose_a_node_give_what_undisturbed_runs_gi
     site.does(&clips.encode(&alone, "--local 1 --wait"));
 
     let shared = site.rig.share().join("shared");
-    let (words, mut console) = (clips.encode(&shared, NODES), console::open(&site));
+    let paced = format!("{NODES} {}", slow_decoder(&site, 2));
+    let (words, mut console) = (clips.encode(&shared, &paced), console::open(&site));
     console.shows(&["encode-alone", "finished"]).press("e").shows(&["vidtui data encode"]);
     console.press(words.strip_prefix("data encode ").unwrap()).press(ENTER);
     console.shows(&["Start encode-shared?", "Enter start"]).press(ENTER).shows(&["encode-shared", "running"]);

@@ -44,12 +44,14 @@ fn masked(text: &str, before: &str, after: &str) -> String {
 #[test]
 fn every_node_is_checked_before_a_launch() {
     let Some(site) = TestSite::new() else { return };
+    let site = site.with_real_versions();
     insta::assert_snapshot!(shown(&site, CHECK));
 }
 
 #[test]
 fn every_failed_check_has_its_node_and_code_and_can_be_waived() {
     let Some(site) = TestSite::new() else { return };
+    let site = site.with_real_versions();
     let verbs = ["clock node02 7", "newkey node04"];
     verbs.iter().for_each(|verb| site.rig.verb(verb).unwrap());
     // A process on a GPU of node01 that belongs to no run.
@@ -106,7 +108,7 @@ fn the_trainer_is_copied_on_request_to_nodes_that_lack_it_or_have_another() {
     // This path is a separate folder on each node and on the head node.
     let folder = site.rig.own().join("home/bin");
     fs::create_dir_all(&folder).unwrap();
-    fs::copy(&site.trainer, folder.join("vidtui-train")).unwrap();
+    fs::copy(&site.binary, folder.join("vidtui-train")).unwrap();
     site.trainer = folder.join("vidtui-train");
     let of_node = |node: &str| site.rig.node_folder(node).join("home/bin/vidtui-train");
     fs::create_dir_all(of_node("node02").parent().unwrap()).unwrap();
@@ -145,7 +147,7 @@ fn nodes_that_share_the_folder_of_the_trainer_do_not_write_over_each_other() {
     for node in site.rig.nodes() {
         std::os::unix::fs::symlink(&shared, site.rig.node_folder(&node).join("home/bin")).unwrap();
     }
-    fs::copy(&site.trainer, own.join("vidtui-train")).unwrap();
+    fs::copy(&site.binary, own.join("vidtui-train")).unwrap();
     site.trainer = own.join("vidtui-train");
     let output = site.vidtui(&format!(
         "launch configs/demo/2s.toml {SMALL} --hostfile hostfiles/rig.txt --set mesh.dp_shard=4 --set train.steps=1 --set optimizer.warmup_steps=1 --set run.push_trainer=true --wait",

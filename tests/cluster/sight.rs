@@ -143,7 +143,7 @@ fn a_full_disk_on_one_node_refuses_the_launch_and_leaves_no_files() {
     let Some(mut site) = TestSite::new() else { return };
     let folder = site.rig.own().join("disk/bin");
     fs::create_dir_all(&folder).unwrap();
-    fs::copy(&site.trainer, folder.join("vidtui-train")).unwrap();
+    fs::copy(&site.binary, folder.join("vidtui-train")).unwrap();
     site.trainer = folder.join("vidtui-train");
     site.rig.verb("fill node03").unwrap();
     let failure = site.refuses("launch configs/demo/2s.toml --hostfile hostfiles/rig.txt --set mesh.dp_shard=4 --push");

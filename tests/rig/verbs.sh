@@ -48,6 +48,8 @@ verb_heal() { ## NODE               undoes all verbs above
     rm -f "$RIG/nodes/$1/slow"
     ip link set "v$1" up
     ip netns exec "$1" nft 'delete table inet fault' 2>/dev/null || :
+    # A search for the hardware address of another node that began before would fail and refuse new connections.
+    ip netns exec "$1" ip neigh flush all
 }
 verb_stop() { ## NODE               stops all processes (SIGSTOP); the kernel still answers
     inside_on "$1" sh -c 'kill -STOP -1'

@@ -20,8 +20,8 @@ use crate::transport::{Recipient, RunProcesses, Signal, Transport};
 pub use report::{KillReport, NodeReport, SentSignal};
 use target::NodeTarget;
 
-/// The interval at which processes are listed while they end.
-const POLL_INTERVAL: Duration = Duration::from_millis(100);
+/// The shortest and the longest pause between two listings of processes that end.
+const POLL_PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
 
 /// The first and the longest pause before nodes that did not answer are retried.
 const RETRY_PAUSES: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(30));
@@ -93,7 +93,7 @@ pub fn retry_unreachable(
         on_wait(&report.unreachable(), pause);
         let until = Instant::now() + pause;
         while Instant::now() < until && !is_cancelled() {
-            thread::sleep(POLL_INTERVAL);
+            thread::sleep(POLL_PAUSES.0);
         }
         if is_cancelled() {
             return;
@@ -321,6 +321,12 @@ fn on_unfinished<T: Send>(
     on_nodes(unfinished, transports, |node, transport| work(node, transport))
 }
 
+/// Returns the pause before the next listing of processes that have been ending for some time. It grows, because a listing costs CPU time
+/// on the node, and a stop waits for minutes while a run saves.
+fn pause_after(elapsed: Duration) -> Duration {
+    (elapsed / 4).clamp(POLL_PAUSES.0, POLL_PAUSES.1)
+}
+
 /// Sends a signal to every node, and waits until all processes are gone or the timeout has passed.
 fn send_and_wait(
     nodes: &mut [NodeState<'_>],
@@ -329,7 +335,7 @@ fn send_and_wait(
     timeout: Duration,
     progress: &mut dyn FnMut(KillProgress),
 ) {
-    let deadline = Instant::now() + timeout;
+    let (began, deadline) = (Instant::now(), Instant::now() + timeout);
     nodes.iter_mut().for_each(|node| node.is_unsent = true);
     let send = |node: &mut NodeState<'_>, transport: &mut dyn Transport| node.signal(transport, to, signal);
     on_unfinished(nodes, transports, send).into_iter().flatten().for_each(&mut *progress);
@@ -348,7 +354,7 @@ fn send_and_wait(
         if left.is_zero() || nodes.iter().all(NodeState::is_done) {
             return;
         }
-        thread::sleep(left.min(POLL_INTERVAL));
+        thread::sleep(left.min(pause_after(began.elapsed())));
     }
 }
 
@@ -381,4 +387,15 @@ fn record(dir: &RunDir, target: &NodeKill) -> Result<(), Failure> {
         failure: None,
     })?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ending_processes_are_listed_often_at_first_and_once_a_second_later() {
+        let pauses = [0, 400, 1000, 4000, 60_000].map(|ms| pause_after(Duration::from_millis(ms)).as_millis());
+        assert_eq!(pauses, [100, 100, 250, 1000, 1000]);
+    }
 }

@@ -4,7 +4,9 @@ one_line() { tr '\n\t' '  ' | cut -c 1-300; }
 # Containers of one machine share its boot id but not its process namespace.
 echo "machine $(cat /proc/sys/kernel/random/boot_id) $(readlink /proc/self/ns/pid)"
 if [ -x @TRAINER ]; then
-    echo "sha256 $(sha256sum <@TRAINER | cut -d ' ' -f 1)"
+    # openssl uses the SHA instructions of the CPU, and is four times as fast.
+    hash=$(openssl dgst -sha256 -r <@TRAINER 2>/dev/null || sha256sum <@TRAINER)
+    echo "sha256 ${hash%% *}"
     if output=$(@TRAINER version --json 2>&1 </dev/null); then
         echo "version $(printf '%s' "$output" | tail -n 1)"
     else

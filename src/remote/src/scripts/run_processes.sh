@@ -1,6 +1,8 @@
 # Lists the live processes that a process file names and those whose environment contains the same run, attempt and node,
-# with the facts that identify their owner. Runs in any POSIX shell.
+# with the facts that identify their owner. Runs in any POSIX shell, and starts few programs, because it runs until the processes have ended.
 export LC_ALL=C
+newline='
+'
 cd /proc || exit
 read -r boot <sys/kernel/random/boot_id || exit
 echo "boot $boot"
@@ -21,8 +23,11 @@ for stat in [0-9]*/stat; do
         [ -e "$pid" ] || continue
         run='!'
     else
-        run=$(printf '%s\n' "$variables" | sed -n 's/^VIDTUI_RUN=/=/p' | head -n 1)
-        run=${run:--}
+        variables=$newline$variables
+        case $variables in
+            *"${newline}VIDTUI_RUN="*) run=${variables#*"${newline}VIDTUI_RUN="} run==${run%%"$newline"*} ;;
+            *) run=- ;;
+        esac
     fi
     # Read after the environment: an exiting process loses both at once, and then counts as one without a command line.
     words=$(tr '\0\n\t' '   ' <"$pid/cmdline") 2>/dev/null || continue

@@ -17,7 +17,6 @@ const SPLIT: &[&str] = &[
     "remote/launches",
     "remote/signals",
     "vidtui/console",
-    "trainer/vidtui-train",
     "trainer/trainer",
     "rig/rig",
     "c10d/processes",
@@ -26,7 +25,9 @@ const SPLIT: &[&str] = &[
 
 /// Other binaries that take 20 s or more. They start before all other jobs whose duration is unknown, as on a clean checkout: at the end,
 /// they would run alone.
-const LONG: &[&str] = &["xtask/scan", "remote/ssh", "video/video", "recipe"];
+///
+/// The first one has many tests, but each process of it would load libtorch, which takes 0.2 s of CPU.
+const LONG: &[&str] = &["trainer/vidtui-train", "remote/ssh", "video/video", "xtask/scan", "recipe"];
 
 /// A process that runs one test, or all tests of a binary.
 pub struct Job {

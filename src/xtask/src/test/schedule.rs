@@ -23,7 +23,7 @@ const KILL: Duration = Duration::from_secs(10);
 /// The interval at which a job is checked for its end. At 10 ms, the checks took 35 s of CPU in a run of all tests.
 const POLL: Duration = Duration::from_millis(40);
 /// The interval at which idle CPU is measured.
-const MEASURE: Duration = Duration::from_millis(300);
+const MEASURE: Duration = Duration::from_millis(150);
 /// Another job is started if more cores than this were idle.
 const IDLE_CORES: f64 = 0.3;
 /// The most jobs per core. The limit bounds memory, because each node of a rig takes some.
