@@ -44,14 +44,14 @@ fn masked(text: &str, before: &str, after: &str) -> String {
 #[test]
 fn every_node_is_checked_before_a_launch() {
     let Some(site) = TestSite::new() else { return };
-    let site = site.with_real_versions();
+    let site = site.with_binary();
     insta::assert_snapshot!(shown(&site, CHECK));
 }
 
 #[test]
 fn every_failed_check_has_its_node_and_code_and_can_be_waived() {
     let Some(site) = TestSite::new() else { return };
-    let site = site.with_real_versions();
+    let site = site.with_binary();
     let verbs = ["clock node02 7", "newkey node04"];
     verbs.iter().for_each(|verb| site.rig.verb(verb).unwrap());
     // A process on a GPU of node01 that belongs to no run.

@@ -24,8 +24,9 @@ const PACE_S: f64 = 0.5;
 pub struct TestSite {
     pub rig: Rig,
     pub runs: Utf8PathBuf,
-    /// The trainer that the console finds: a script that knows the version of [`TestSite::binary`] and runs it for everything else. Without
-    /// the script, a third of the CPU time of these tests would be libtorch that is loaded to print a version.
+    /// The trainer that the console finds: a script that knows the version of [`TestSite::binary`], supervises with `vidtui supervise` and
+    /// runs the binary for everything else. Half of the CPU time of these tests would be libtorch that is loaded to print a version or to
+    /// supervise. [`TestSite::with_binary`] is without the script.
     pub trainer: Utf8PathBuf,
     /// `vidtui-train`.
     pub binary: Utf8PathBuf,
@@ -69,19 +70,23 @@ impl TestSite {
         let mut site = Self::with(options, binary)?;
         site.trainer = site.rig.share().join("trainer/vidtui-train");
         fs::create_dir(site.trainer.parent().unwrap()).unwrap();
+        let version = env!("CARGO_PKG_VERSION");
         let script = format!(
-            "#!/bin/sh\n[ \"$1\" != version ] || exec echo '{{\"version\":\"{}\",\"tch\":\"\",\"libtorch\":\"2.11.0\",\"cuda\":false}}'\n\
-             exec '{}' \"$@\"\n",
-            env!("CARGO_PKG_VERSION"),
-            site.binary
+            "#!/bin/bash\n\
+             case $1 in\n\
+             version) echo '{{\"version\":\"{version}\",\"tch\":\"\",\"libtorch\":\"2.11.0\",\"cuda\":false}}' ;;\n\
+             supervise) VIDTUI_TRAIN='{binary}' exec -a vidtui-train '{VIDTUI}' \"$@\" ;;\n\
+             *) exec '{binary}' \"$@\" ;;\n\
+             esac\n",
+            binary = site.binary
         );
         fs::write(&site.trainer, script).unwrap();
         fs::set_permissions(&site.trainer, fs::Permissions::from_mode(0o755)).unwrap();
         Some(site)
     }
 
-    /// Makes the console find the trainer itself.
-    pub fn with_real_versions(mut self) -> Self {
+    /// Makes the console find `vidtui-train` itself.
+    pub fn with_binary(mut self) -> Self {
         self.trainer = self.binary.clone();
         self
     }

@@ -198,6 +198,7 @@ fn a_run_that_loses_nodes_continues_in_another_job_or_after_a_requeue_with_the_s
 #[test]
 fn an_encode_as_a_job_goes_on_without_a_lost_node_and_a_job_samples_what_was_trained_on_it() {
     let Some(site) = TestSite::with_slurm() else { return };
+    let site = site.with_binary();
     let videos = Videos::make(&site, 16);
     let alone = site.rig.share().join("alone");
     site.does(&videos.encode(&alone, "--local 1 --wait"));
