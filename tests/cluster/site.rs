@@ -25,8 +25,8 @@ pub struct TestSite {
     pub rig: Rig,
     pub runs: Utf8PathBuf,
     /// The trainer that the console finds: a script that knows the version of [`TestSite::binary`], supervises with `vidtui supervise` and
-    /// runs the binary for everything else. Half of the CPU time of these tests would be libtorch that is loaded to print a version or to
-    /// supervise. [`TestSite::with_binary`] is without the script.
+    /// runs the binary for everything else. A third of the CPU time of these tests would be libtorch that is loaded to print a version or
+    /// to supervise. [`TestSite::with_binary`] is without the script.
     pub trainer: Utf8PathBuf,
     /// `vidtui-train`.
     pub binary: Utf8PathBuf,

@@ -49,7 +49,7 @@ pub struct Program {
 
 impl Program {
     /// Returns the program with the kernels in the folder `kernels`. Compiles it, unless it was compiled from the same files in the last
-    /// days.
+    /// month.
     pub fn compile(&self, kernels: &Path, defines: &[String]) -> PathBuf {
         let kept = Path::new(env!("CARGO_TARGET_TMPDIR")).join("emulated");
         let program = kept.join(format!("{}-{:016x}", self.kernels, hash(kernels, defines)));
@@ -100,12 +100,13 @@ fn hash(kernels: &Path, defines: &[String]) -> u64 {
     hash.finish()
 }
 
-/// Removes programs that were compiled more than a month ago. Another test may have removed one before.
+/// Removes programs that were compiled more than a month ago, and folders of compilations that were killed. Another test may have removed
+/// one before.
 fn remove_old(folder: &Path) {
     for entry in fs::read_dir(folder).unwrap().flatten() {
         let age = entry.metadata().ok().and_then(|meta| meta.modified().ok()?.elapsed().ok()).unwrap_or_default();
         if age > Duration::from_secs(30 * 86400) {
-            let _ = fs::remove_file(entry.path());
+            let _ = fs::remove_file(entry.path()).or_else(|_| fs::remove_dir_all(entry.path()));
         }
     }
 }

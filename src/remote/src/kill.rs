@@ -23,6 +23,9 @@ use target::NodeTarget;
 /// The shortest and the longest pause between two listings of processes that end.
 const POLL_PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
 
+/// The interval at which a wait checks whether it was cancelled.
+const CANCEL_INTERVAL: Duration = Duration::from_millis(100);
+
 /// The first and the longest pause before nodes that did not answer are retried.
 const RETRY_PAUSES: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(30));
 
@@ -93,7 +96,7 @@ pub fn retry_unreachable(
         on_wait(&report.unreachable(), pause);
         let until = Instant::now() + pause;
         while Instant::now() < until && !is_cancelled() {
-            thread::sleep(POLL_PAUSES.0);
+            thread::sleep(CANCEL_INTERVAL);
         }
         if is_cancelled() {
             return;
