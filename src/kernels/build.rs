@@ -6,7 +6,12 @@ use std::process::Command;
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
     println!("cargo:rerun-if-changed=cpp");
-    println!("cargo:rerun-if-changed=cuda");
+    // Not the folder: the code in `cuda/on_cpu` is for tests.
+    for source in std::fs::read_dir("cuda").expect("the folder of the kernels").flatten().map(|entry| entry.path()) {
+        if source.is_file() {
+            println!("cargo:rerun-if-changed={}", source.display());
+        }
+    }
     // torch-sys sets this variable, except in its `doc-only` build, which has no libtorch to compile against.
     let Ok(lib) = std::env::var("DEP_TCH_LIBTORCH_LIB") else { return };
     let include = Path::new(&lib).with_file_name("include");

@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::Duration;
@@ -75,6 +76,8 @@ impl Program {
         let own = [
             include(&cuda().join("on_cpu")),
             include(kernels),
+            "-include".to_owned(),
+            "fault.h".to_owned(),
             source(self.kernels),
             "-o".to_owned(),
             object(self.kernels),
@@ -118,85 +121,115 @@ pub fn run(program: &Path, args: &[String]) -> (i32, String) {
     (out.status.code().unwrap_or(STOPPED), text.into_owned())
 }
 
-/// Runs a program with each list of arguments; returns the reason of the first failure.
-pub fn failure(program: &Path, runs: impl IntoIterator<Item = Vec<String>>, what: &str) -> Option<&'static str> {
+/// Runs a program with each list of arguments, with the fault of this number; returns the reason of the first failure.
+pub fn failure(program: &Path, fault: usize, runs: impl IntoIterator<Item = Vec<String>>) -> Option<&'static str> {
     for args in runs {
-        match run(program, &args).0 {
+        let status = Command::new(program).args(&args).env("FAULT", fault.to_string()).output().unwrap().status;
+        match status.code().unwrap_or(STOPPED) {
             AGREES => {}
             NUMBERS_DIFFER => return Some("numbers differ"),
             THREADS_RACE => return Some("threads race"),
             STOPPED => return Some("the emulator stopped the kernel"),
-            status => panic!("{what}: exit status {status}"),
+            status => panic!("fault {fault}, {args:?}: exit status {status}"),
         }
     }
     None
 }
 
-/// The ways in which kernels are broken, one at a time.
-pub struct Breaks {
+/// Faults of kernels. They are compiled into one program, and a run has at most one of them.
+pub struct Faults {
     /// Headers that the kernels need. All are copied.
     pub headers: &'static [&'static str],
     /// The headers in which statements are removed.
     pub kernels: &'static [&'static str],
     /// Statements that are removed, one place at a time.
-    pub statements: &'static [&'static str],
-    /// Texts that are replaced, each in one file: file, text, replacement.
-    pub wrong: &'static [(&'static str, &'static str, &'static str)],
+    pub removed: &'static [&'static str],
+    /// Changes of one place: a file, and its code around the place, which is written `«right|wrong»` or `«right|wrong|another wrong»`. The
+    /// place is an expression, or statements that end with a semicolon.
+    pub wrong: &'static [(&'static str, &'static str)],
 }
 
-/// A broken copy of one file.
-pub struct Mutant {
-    file: &'static str,
-    what: String,
-    text: String,
+/// The place of a fault in a file.
+struct Place {
+    code: Range<usize>,
+    /// The number of the first fault, and the code of each fault.
+    first: usize,
+    wrong: Vec<String>,
 }
 
-impl Breaks {
-    /// Returns all broken files.
-    pub fn mutants(&self) -> Vec<Mutant> {
-        let read = |file: &str| fs::read_to_string(cuda().join(file)).unwrap();
-        let mut all = Vec::new();
-        for file in self.kernels {
-            let text = read(file);
-            for statement in self.statements {
-                for (at, _) in text.match_indices(statement) {
-                    let line = text[..at].lines().count();
-                    let text = format!("{};{}", &text[..at], &text[at + statement.len()..]);
-                    all.push(Mutant { file, what: format!("{file}:{line} without {statement}"), text });
-                }
+impl Faults {
+    /// Writes the headers with all faults into a folder. A fault is active in a run whose variable `FAULT` is its number. Returns the
+    /// descriptions of the faults, which have the numbers 1, 2, 3, …
+    pub fn write(&self, folder: &Path) -> Vec<String> {
+        let mut described = Vec::new();
+        for file in self.headers {
+            let code = fs::read_to_string(cuda().join(file)).unwrap();
+            let mut places = self.places(file, &code, &mut described);
+            places.sort_by_key(|place| place.code.start);
+            let (mut text, mut end) = (String::new(), 0);
+            for place in &places {
+                assert!(end <= place.code.start, "{file}: faults overlap at {:?}", &code[place.code.clone()]);
+                text += &code[end..place.code.start];
+                text += &place.choice(&code[place.code.clone()]);
+                end = place.code.end;
             }
+            fs::write(folder.join(file), text + &code[end..]).unwrap();
         }
-        for (file, right, wrong) in self.wrong {
-            let text = read(file);
-            assert!(text.contains(right), "{file} does not contain {right:?}");
-            all.push(Mutant {
-                file,
-                what: format!("{file}: {wrong} for {right}"),
-                text: text.replacen(right, wrong, 1),
-            });
-        }
-        all
+        described
     }
 
-    /// Checks that a test finds every broken file. `why` compiles the kernels in a folder, runs them, and returns why they fail.
-    pub fn all_found(
-        &self,
-        mutants: impl IntoIterator<Item = Mutant>,
-        why: impl Fn(&Path, &str) -> Option<&'static str>,
-    ) {
-        let mut missed = Vec::new();
-        for mutant in mutants {
-            let dir = TempDir::new().unwrap();
-            for file in self.headers {
-                fs::copy(cuda().join(file), dir.path().join(file)).unwrap();
-            }
-            fs::write(dir.path().join(mutant.file), &mutant.text).unwrap();
-            let why = why(dir.path(), &mutant.what);
-            println!("{}: {}", mutant.what, why.unwrap_or("not found"));
-            if why.is_none() {
-                missed.push(mutant.what);
+    fn places(&self, file: &str, code: &str, described: &mut Vec<String>) -> Vec<Place> {
+        let mut places = Vec::new();
+        let mut add = |code: Range<usize>, wrong: Vec<String>, what: Vec<String>| {
+            places.push(Place { code, first: described.len() + 1, wrong });
+            described.extend(what);
+        };
+        for statement in self.removed.iter().filter(|_| self.kernels.contains(&file)) {
+            for (at, _) in code.match_indices(statement) {
+                let line = code[..at].lines().count();
+                add(at..at + statement.len(), vec![String::new()], vec![format!("{file}:{line} without {statement}")]);
             }
         }
-        assert!(missed.is_empty(), "not found:\n{}", missed.join("\n"));
+        for (_, marked) in self.wrong.iter().filter(|(of, _)| *of == file) {
+            let (before, rest) = marked.split_once('«').unwrap();
+            let (choice, after) = rest.split_once('»').unwrap();
+            let (right, wrong) = choice.split_once('|').unwrap();
+            let at = code.find(&format!("{before}{right}{after}"));
+            let at = at.unwrap_or_else(|| panic!("{file} does not contain {marked:?}")) + before.len();
+            let wrong: Vec<String> = wrong.split('|').map(str::to_owned).collect();
+            let what = wrong.iter().map(|wrong| format!("{file}: {wrong} for {right}")).collect();
+            add(at..at + right.len(), wrong, what);
+        }
+        places
     }
+}
+
+impl Place {
+    /// Returns code that executes the code of the active fault, or else the right code.
+    fn choice(&self, right: &str) -> String {
+        let wrong = self.wrong.iter().enumerate().rev();
+        if right.ends_with(';') {
+            let choose = |rest, (i, code): (usize, &String)| {
+                format!("if (has_fault({})) {{ {code} }} else {{ {rest} }}", self.first + i)
+            };
+            return format!("{{ {} }}", wrong.fold(right.to_owned(), choose));
+        }
+        let choose =
+            |rest, (i, code): (usize, &String)| format!("(has_fault({}) ? ({code}) : ({rest}))", self.first + i);
+        wrong.fold(right.to_owned(), choose)
+    }
+}
+
+/// Checks that `why` returns the reason of a failure for each fault, and none for a run without fault.
+pub fn all_found(faults: &[String], why: impl Fn(usize) -> Option<&'static str>) {
+    assert_eq!(why(0), None, "the kernels without fault fail");
+    let mut missed = Vec::new();
+    for (fault, what) in faults.iter().enumerate() {
+        let why = why(fault + 1);
+        println!("{what}: {}", why.unwrap_or("not found"));
+        if why.is_none() {
+            missed.push(what.as_str());
+        }
+    }
+    assert!(missed.is_empty(), "not found:\n{}", missed.join("\n"));
 }

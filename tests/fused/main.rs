@@ -8,7 +8,8 @@ mod emulated;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use emulated::{AGREES, Breaks, Mutant, Program, cuda, failure, run};
+use emulated::{AGREES, Faults, Program, all_found, cuda, failure, run};
+use tempfile::TempDir;
 
 const PROGRAM: Program = Program { kernels: "fused_kernels", parts: &["reference", "races", "fused_check"] };
 
@@ -95,96 +96,73 @@ fn kernels_of_random_shapes_agree_with_the_reference() {
     }
 }
 
-const BREAKS: Breaks = Breaks {
+const FAULTS: Faults = Faults {
     headers: &["fused.h", "fused_sizes.h", "bf16.h", "gpu.h"],
     kernels: &["fused.h"],
-    statements: &["__syncthreads();"],
+    removed: &["__syncthreads();"],
     wrong: &[
-        ("fused.h", "for (int distance = 16;", "for (int distance = 8;"),
-        ("fused.h", "gpu::pack(v[2], v[3]), gpu::pack(v[4], v[5])", "gpu::pack(v[4], v[5]), gpu::pack(v[2], v[3])"),
-        ("fused.h", "v[2 * i] = gpu::low(words[i]);", "v[2 * i] = gpu::high(words[i]);"),
-        ("fused.h", "sample * v.stride", "0 * v.stride"),
-        ("fused.h", "index % rows.length >= rows.split", "index % rows.length > rows.split"),
+        ("fused.h", "for (int distance = «16|8»;"),
+        ("fused.h", "gpu::pack(v[0], v[1]), «gpu::pack(v[2], v[3])|gpu::pack(v[4], v[5])», gpu::pack(v[4], v[5])"),
+        ("fused.h", "v[2 * i] = «gpu::low(words[i])|gpu::high(words[i])»;"),
+        ("fused.h", "«sample|0» * v.stride"),
+        ("fused.h", "«index % rows.length >= rows.split|index % rows.length > rows.split»"),
+        ("fused.h", "const int column = (p * 32 + lane) * kPiece<T>;\n    if («column < width|column <= width») f"),
+        ("fused.h", "«if (!row.exists) return;|»"),
+        ("fused.h", "sum_of_warp(square) / width + «in.eps|0»"),
+        ("fused.h", "* («1|0» + scale[i]) + shift[i]"),
+        ("fused.h", "d[p][i] *= «(1 + scale[i])|1» * gain[i];"),
         (
             "fused.h",
-            "const int column = (p * 32 + lane) * kPiece<T>;\n    if (column < width) f",
-            "const int column = (p * 32 + lane) * kPiece<T>;\n    if (column <= width) f",
+            "d[p][i] = «(d[p][i] - sum - (hat[i] - mean) * inverse * projection)|\
+             (d[p][i] - (hat[i] - mean) * inverse * projection)|(d[p][i] - sum)» * inverse;",
         ),
-        ("fused.h", "if (!row.exists) return;", ""),
-        ("fused.h", "sum_of_warp(square) / width + in.eps", "sum_of_warp(square) / width"),
-        ("fused.h", "* (1 + scale[i]) + shift[i]", "* scale[i] + shift[i]"),
-        ("fused.h", "d[p][i] *= (1 + scale[i]) * gain[i];", "d[p][i] *= gain[i];"),
+        ("fused.h", "first ? «gate0|gate1» : gate1"),
+        ("fused.h", "«v[i] += gate[i] * u[i];|v[i] = gate[i] * u[i];»"),
+        ("fused.h", "rows.split + «(chunk - chunks.count[0])|chunk» * chunks.rows[1]"),
+        ("fused.h", "const int end = «end_of_chunk < end_of_part ? end_of_chunk : end_of_part|end_of_chunk»;"),
+        ("fused.h", "begin + warp; token < end; token += «kWarps|kWarps + 1»"),
+        ("fused.h", "product[i] += dy[i] * «(h[i] - mean)|h[i]» * inverse;"),
+        ("fused.h", "for (int w = «0|1»; w < kWarps; ++w) sum"),
+        ("fused.h", "«if (own >= width) continue;|»"),
+        ("fused.h", "chunks.of_sample() + «(part == 0 ? 0 : chunks.count[0])|0» + chunk"),
+        ("fused.h", "gain * product + «bias * plain|0»"),
+        ("fused.h", "+ column], «vector.stride == 0 ? total : grad|grad»);"),
+        ("fused.h", "row % rows.length * head_width + «at % rows.width % head_width|at % rows.width»"),
+        ("fused.h", "sine = «sign * f[k + 1]|f[k + 1]»"),
+        ("fused.h", "load(f, «factors + i|factors»);"),
+        ("fused.h", "for (int distance = «lanes / 2|lanes / 4»;"),
+        ("fused.h", "sum_of_head(square, lanes) / in.width + «in.eps|0»"),
+        ("fused.h", "rows.length * in.width + «at % in.width|0»"),
+        ("fused.h", "«if (in.factors != nullptr) turn<T>(v, factors_of(rows, in, at), 1);|»"),
+        ("fused.h", "turn<T>(d, factors_of(rows, in, at), «-1|1»)"),
+        ("fused.h", "v[i] = v[i] * gain[i] + «bias[i]|0»;"),
+        ("fused.h", "«begin + chunk < heads ? begin + chunk : heads|begin + chunk»"),
+        ("fused.h", "first < end; first += «at_a_time|2 * at_a_time»"),
+        ("fused.h", "d[i] = «(d[i] - sum - hat[i] * projection)|(d[i] - hat[i] * projection)|(d[i] - sum)» * inverse;"),
         (
             "fused.h",
-            "(d[p][i] - sum - (hat[i] - mean) * inverse * projection) * inverse",
-            "(d[p][i] - (hat[i] - mean) * inverse * projection) * inverse",
+            "«of_gain[i] += d[i] * hat[i];\n        d[i] *= gain[i];|d[i] *= gain[i]; of_gain[i] += d[i] * hat[i];»",
         ),
-        ("fused.h", "(d[p][i] - sum - (hat[i] - mean) * inverse * projection) * inverse", "(d[p][i] - sum) * inverse"),
-        ("fused.h", "load(gate, vector_of<T>(first ? gate0 : gate1", "load(gate, vector_of<T>(first ? gate1 : gate1"),
-        ("fused.h", "v[i] += gate[i] * u[i];", "v[i] = gate[i] * u[i];"),
-        ("fused.h", "rows.split + (chunk - chunks.count[0]) * chunks.rows[1]", "rows.split + chunk * chunks.rows[1]"),
-        ("fused.h", "end_of_chunk < end_of_part ? end_of_chunk : end_of_part", "end_of_chunk"),
-        ("fused.h", "begin + warp; token < end; token += kWarps", "begin + warp; token < end; token += kWarps + 1"),
-        ("fused.h", "product[i] += dy[i] * (h[i] - mean) * inverse;", "product[i] += dy[i] * h[i] * inverse;"),
-        ("fused.h", "for (int w = 0; w < kWarps; ++w) sum", "for (int w = 1; w < kWarps; ++w) sum"),
-        ("fused.h", "if (own >= width) continue;", ""),
-        ("fused.h", "(part == 0 ? 0 : chunks.count[0]) + chunk", "chunk"),
-        ("fused.h", "gain * product + bias * plain", "gain * product"),
-        (
-            "fused.h",
-            "put(static_cast<T*>(to)[(vector.stride == 0 ? 0 : int64_t(sample) * width) + column], vector.stride == 0 ? total : grad);",
-            "put(static_cast<T*>(to)[(vector.stride == 0 ? 0 : int64_t(sample) * width) + column], grad);",
-        ),
-        (
-            "fused.h",
-            "row % rows.length * head_width + at % rows.width % head_width",
-            "row % rows.length * head_width + at % rows.width",
-        ),
-        ("fused.h", "sine = sign * f[k + 1]", "sine = f[k + 1]"),
-        ("fused.h", "load(f, factors + i);", "load(f, factors);"),
-        ("fused.h", "for (int distance = lanes / 2;", "for (int distance = lanes / 4;"),
-        ("fused.h", "sum_of_head(square, lanes) / in.width + in.eps", "sum_of_head(square, lanes) / in.width"),
-        ("fused.h", "rows.length * in.width + at % in.width", "rows.length * in.width"),
-        ("fused.h", "if (in.factors != nullptr) turn<T>(v, factors_of(rows, in, at), 1);", ""),
-        ("fused.h", "turn<T>(d, factors_of(rows, in, at), -1)", "turn<T>(d, factors_of(rows, in, at), 1)"),
-        ("fused.h", "v[i] = v[i] * gain[i] + bias[i];", "v[i] = v[i] * gain[i];"),
-        ("fused.h", "begin + chunk < heads ? begin + chunk : heads", "begin + chunk"),
-        ("fused.h", "first < end; first += at_a_time", "first < end; first += 2 * at_a_time"),
-        ("fused.h", "(d[i] - sum - hat[i] * projection) * inverse", "(d[i] - hat[i] * projection) * inverse"),
-        ("fused.h", "(d[i] - sum - hat[i] * projection) * inverse", "(d[i] - sum) * inverse"),
-        (
-            "fused.h",
-            "of_gain[i] += d[i] * hat[i];\n        d[i] *= gain[i];",
-            "d[i] *= gain[i];\n        of_gain[i] += d[i] * hat[i];",
-        ),
-        ("fused.h", "for (int i = 0; i < at_a_time; ++i) sum", "for (int i = 1; i < at_a_time; ++i) sum"),
-        ("fused.h", "for (int block = lane;", "for (int block = lane + 1;"),
-        ("fused.h", "void* to = at < width ? bias : gain;", "void* to = at < width ? gain : bias;"),
-        ("fused_sizes.h", "tokens = part == 0 ? all.split", "tokens = part == 1 ? all.split"),
+        ("fused.h", "for (int i = «0|1»; i < at_a_time; ++i) sum"),
+        ("fused.h", "for (int block = «lane|lane + 1»;"),
+        ("fused.h", "void* to = «at < width|at >= width» ? bias : gain;"),
+        ("fused_sizes.h", "tokens = «part == 0|part == 1» ? all.split"),
     ],
 };
 
 /// Runs all operators on a shape with samples, parts and chunks, and on rows of several blocks of columns; returns the reason of
 /// the first failure.
-fn why(program: &Path, what: &str) -> Option<&'static str> {
+fn why(program: &Path, fault: usize) -> Option<&'static str> {
     let runs = [[2, 50, 19, 72, 3, 0, 1], [2, 19, 18, 328, 41, 1, 2], [2, 50, 19, 192, 3, 0, 3]]
         .into_iter()
         .flat_map(|sizes| operators(sizes).map(move |(operator, dtype)| arguments(operator, dtype, sizes)));
-    failure(program, runs, what)
-}
-
-fn all_found(mutants: impl IntoIterator<Item = Mutant>) {
-    assert_eq!(why(whole(), "the kernels as they are"), None, "the kernels as they are fail");
-    BREAKS.all_found(mutants, |kernels, what| why(&PROGRAM.compile(kernels, &[]), what));
+    failure(program, fault, runs)
 }
 
 #[test]
-fn a_missing_barrier_is_found() {
-    all_found(BREAKS.mutants().into_iter().take(1));
-}
-
-#[test]
-#[ignore = "compiles forty programs: two and a half minutes; `cargo test -p xtask --test fused -- --ignored` after a change of the kernels"]
 fn every_broken_barrier_and_index_is_found() {
-    all_found(BREAKS.mutants());
+    let dir = TempDir::new().unwrap();
+    let faults = FAULTS.write(dir.path());
+    let program = PROGRAM.compile(dir.path(), &[]);
+    all_found(&faults, |fault| why(&program, fault));
 }

@@ -4,7 +4,7 @@
 
 #[path = "../emulated/mod.rs"]
 mod emulated;
-mod mutants;
+mod faults;
 mod recorded;
 
 use std::ffi::OsStr;

@@ -33,7 +33,8 @@ pub fn run(args: &[String]) -> Result<()> {
         println!("{failure}\nthe tests against TensorBoard and W&B will be skipped");
     }
     let binaries = times.of("build of the tests", test::build)?;
-    times.of("tests", || test::run_built(binaries, &[]))?;
+    times.of("tests", || test::run_built(binaries.clone(), &[]))?;
+    times.of("faults of CUDA kernels", || test::run_faults(&binaries))?;
     if python.is_ok() {
         match times.of("Python packages for GPUs", python::packages_with_cuda) {
             Ok(_) => times.of("build for GPUs", check_cuda::in_ci)?,

@@ -39,17 +39,35 @@ pub fn run(args: &[String]) -> Result<()> {
 pub fn run_built(binaries: Vec<Binary>, filters: &[String]) -> Result<()> {
     install_nodes();
     let mut jobs = jobs::plan(binaries, filters)?;
-    let folder = release_dir().with_file_name("xtask-test");
-    let mut history = History::read(folder.join("history.json"));
+    let mut history = History::read(logs().join("history.json"));
     history.order(&mut jobs);
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let (mut report, began) = (Report::default(), Instant::now());
-    schedule::run(jobs, cores, &folder, |job| println!("{}", report.add(job)))?;
-    println!("{}", report.end(began.elapsed()));
+    let report = run_jobs(jobs)?;
     // With filters, a binary runs only some of its tests, and its time says nothing about the next run.
     if filters.is_empty() {
         history.write(&report);
     }
+    succeeded(&report)
+}
+
+/// Breaks the CUDA kernels of the TTT scan at each barrier, wait and index: tests that are too slow for `cargo xtask test`.
+pub fn run_faults(binaries: &[Binary]) -> Result<()> {
+    succeeded(&run_jobs(jobs::ignored(binaries, "xtask/scan")?)?)
+}
+
+/// Returns the folder of the tests' output.
+fn logs() -> Utf8PathBuf {
+    release_dir().with_file_name("xtask-test")
+}
+
+fn run_jobs(jobs: Vec<Job>) -> Result<Report> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let (mut report, began) = (Report::default(), Instant::now());
+    schedule::run(jobs, cores, &logs(), |job| println!("{}", report.add(job)))?;
+    println!("{}", report.end(began.elapsed()));
+    Ok(report)
+}
+
+fn succeeded(report: &Report) -> Result<()> {
     match report.failed {
         0 => Ok(()),
         failed => {

@@ -72,10 +72,20 @@ pub fn plan(mut binaries: Vec<Binary>, filters: &[String]) -> Result<Vec<Job>> {
     let mut jobs = Vec::new();
     for binary in &binaries {
         if SPLIT.contains(&binary.name.as_str()) {
-            jobs.extend(binary.list(filters)?.iter().map(|test| binary.one(test)));
+            jobs.extend(binary.list(filters, &[])?.iter().map(|test| binary.one(test, &[])));
         } else {
             jobs.push(binary.whole(filters));
         }
+    }
+    Ok(jobs)
+}
+
+/// Returns the jobs that run the ignored tests of one binary.
+pub fn ignored(binaries: &[Binary], name: &str) -> Result<Vec<Job>> {
+    let flags = ["--ignored"];
+    let mut jobs = Vec::new();
+    for binary in binaries.iter().filter(|binary| binary.name == name) {
+        jobs.extend(binary.list(&[], &flags)?.iter().map(|test| binary.one(test, &flags)));
     }
     Ok(jobs)
 }
@@ -103,9 +113,9 @@ impl Binary {
         command
     }
 
-    fn list(&self, filters: &[String]) -> Result<Vec<String>> {
+    fn list(&self, filters: &[String], flags: &[&str]) -> Result<Vec<String>> {
         let mut list = self.command();
-        let listed = output(list.args(filters).args(["--list", "--format", "terse"]), "run it by hand")?;
+        let listed = output(list.args(filters).args(flags).args(["--list", "--format", "terse"]), "run it by hand")?;
         Ok(tests(&String::from_utf8_lossy(&listed.stdout)))
     }
 
@@ -115,9 +125,9 @@ impl Binary {
         Job { name: self.name.clone(), command }
     }
 
-    fn one(&self, test: &str) -> Job {
+    fn one(&self, test: &str, flags: &[&str]) -> Job {
         let mut command = self.command();
-        command.args(["--exact", test, "--show-output"]);
+        command.args(["--exact", test, "--show-output"]).args(flags);
         Job { name: format!("{} {test}", self.name), command }
     }
 }
