@@ -195,11 +195,9 @@ fn a_job_starts_although_srun_fails_on_a_node() {
     let Some(site) = TestSite::without_trainer_with_slurm(2) else { return };
     let (recipe, job) = (own(&site, 2, 12, "true"), job_file(&site));
     // The first node checks all nodes; programs in its own folder come first on the PATH.
-    let srun = site.rig.node_folder("node01").join("bin/srun");
     let refuses = "#!/bin/sh\ncase $* in *--nodelist*) echo 'no steps today' >&2; exit 1 ;; esac\n\
         PATH=${PATH#*:} exec srun \"$@\"\n";
-    fs::write(&srun, refuses).unwrap();
-    fs::set_permissions(&srun, fs::Permissions::from_mode(0o755)).unwrap();
+    site.rig.add_program("node01", "srun", refuses).unwrap();
     let run = RunDir::new(site.runs.join(site.does(&format!("launch {recipe} --slurm {job}"))));
     site.until("it has ended", || site.state() == "finished");
     let log = fs::read_to_string(run.job_log(1)).unwrap();

@@ -50,7 +50,7 @@ impl Videos {
         let Self { manifest, model, .. } = self;
         format!(
             "data encode {manifest} --model {model} --out {data} --frames 9 --height 64 --width 96 --text-len 24 \
-             --dtype float32 --set env.variables.ENCODE_LEASE_S=5 {target}"
+             --dtype float32 --set env.variables.ENCODE_LEASE_S=5 --set env.variables.ENCODE_RANGE=3 {target}"
         )
     }
 
@@ -102,7 +102,8 @@ pub fn slow_decoder(site: &TestSite, seconds: u32) -> String {
 fn encoding_training_and_sampling_that_lose_a_node_give_what_undisturbed_runs_give() {
     const NODES: &str = "--hostfile hostfiles/rig.txt";
     let Some(site) = TestSite::new() else { return };
-    let clips = Videos::make(&site, 16);
+    // Each of four nodes takes a range of the queue.
+    let clips = Videos::make(&site, 12);
     let alone = site.rig.share().join("alone");
     site.does(&clips.encode(&alone, "--local 1 --wait"));
 
@@ -113,11 +114,11 @@ fn encoding_training_and_sampling_that_lose_a_node_give_what_undisturbed_runs_gi
     console.press(words.strip_prefix("data encode ").unwrap()).press(ENTER);
     console.shows(&["Start encode-shared?", "Enter start"]).press(ENTER).shows(&["encode-shared", "running"]);
     let run = RunDir::new(site.runs.join(site.status()["run"].as_str().unwrap()));
-    site.until("some clips are done", || samples(&run).last().is_some_and(|sample| sample.step >= 3));
+    site.until("some clips are done", || samples(&run).last().is_some_and(|sample| sample.step >= 1));
     site.rig.verb("panic node02").unwrap();
     site.until("the others have finished", || site.state() == "finished");
     site.rig.verb("poweron node02").unwrap();
-    console.shows(&["finished", "16 of 16 clips"]).press("1").shows(&["16/16 clips"]);
+    console.shows(&["finished", "12 of 12 clips"]).press("1").shows(&["12/12 clips"]);
     let lost =
         |event: &rundir::Event| matches!(&event.kind, EventKind::NodeLost { node, .. } if node.as_str() == "node02");
     let events = read_events(&run).unwrap();

@@ -26,6 +26,10 @@ fn slow_hanging_or_resetting_nodes_and_a_changed_hostfile_do_not_affect_the_run(
     }
 
     site.rig.verb("reset node03").unwrap();
+    // gdb reads the symbols of libtorch for seconds, so one node has the real one.
+    for node in ["node02", "node04"] {
+        site.rig.add_program(node, "gdb", "#!/bin/sh\necho 'Thread 1'\n").unwrap();
+    }
     let collected = site.json("stacks latest");
     for node in collected["nodes"].as_array().unwrap() {
         let file = node["file"].as_str();
@@ -33,6 +37,7 @@ fn slow_hanging_or_resetting_nodes_and_a_changed_hostfile_do_not_affect_the_run(
         let Some(file) = file else { continue };
         let stacks = fs::read_to_string(file).unwrap();
         assert_eq!(stacks.matches(", rank ").count(), 1, "{stacks}");
+        assert!(stacks.contains("Thread 1"), "{stacks}");
     }
     site.rig.verb("heal node03").unwrap();
     // All ranks still run.

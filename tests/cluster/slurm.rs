@@ -199,15 +199,15 @@ fn a_run_that_loses_nodes_continues_in_another_job_or_after_a_requeue_with_the_s
 fn an_encode_as_a_job_goes_on_without_a_lost_node_and_a_job_samples_what_was_trained_on_it() {
     let Some(site) = TestSite::with_slurm() else { return };
     let site = site.with_binary();
-    let videos = Videos::make(&site, 16);
+    let videos = Videos::make(&site, 12);
     let alone = site.rig.share().join("alone");
     site.does(&videos.encode(&alone, "--local 1 --wait"));
     // Slurm marks the node as down while the others encode.
     set_slurmd_timeout(&site, 5);
     let data = site.rig.share().join("as-job");
-    let paced = format!("{JOB} {}", slow_decoder(&site, 6));
+    let paced = format!("{JOB} {}", slow_decoder(&site, 8));
     let run = RunDir::new(site.runs.join(site.does(&videos.encode(&data, &paced))));
-    site.until("some clips are done", || samples(&run).last().is_some_and(|sample| sample.step >= 3));
+    site.until("some clips are done", || samples(&run).last().is_some_and(|sample| sample.step >= 1));
     site.rig.verb("poweroff node03").unwrap();
     site.until("Slurm has lost the node", || {
         site.slurm("sinfo --noheader --nodes=node03 --format=%T").contains("down")

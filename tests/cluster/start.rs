@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader};
-use std::os::unix::fs::PermissionsExt;
 use std::process::Stdio;
 
 use cluster::NodeId;
@@ -15,9 +14,7 @@ const TWO: &str = "--hostfile hostfiles/rig.txt --include node01,node02";
 /// Writes a recipe whose program is installed on these nodes only; returns its path.
 fn recipe(site: &TestSite, nodes: &[&str]) -> String {
     for node in nodes {
-        let program = site.rig.node_folder(node).join("bin/wait-long");
-        fs::write(&program, "#!/bin/sh\nexec sleep 600\n").unwrap();
-        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        site.rig.add_program(node, "wait-long", "#!/bin/sh\nexec sleep 600\n").unwrap();
     }
     let program = site.rig.own().join("bin/wait-long");
     let recipe = site.rig.share().join("wait.toml");

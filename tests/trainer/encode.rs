@@ -183,7 +183,7 @@ fn an_ffmpeg_that_is_killed_once_is_run_again_and_one_that_is_always_killed_cost
 #[test]
 fn an_encode_reports_the_clips_that_wait_for_decoding_and_those_that_wait_for_the_vae() {
     let scene = Scene::new();
-    let Some(manifest) = manifest(&scene, 12) else { return };
+    let Some(manifest) = manifest(&scene, 6) else { return };
     // ffmpeg decodes nothing before the gate is open.
     let gate = scene.path.join("gate");
     let env = ffmpeg_that(&scene, "ffmpeg-waits", &format!("*pipe:*) while [ ! -e {gate} ]; do sleep 0.05; done"));
@@ -198,7 +198,7 @@ fn an_encode_reports_the_clips_that_wait_for_decoding_and_those_that_wait_for_th
     let run = running.finish();
     assert_eq!(waiting(&run), [0; 4], "an item waits after the end");
     let stages = run.progress(0).unwrap().stages;
-    assert_eq!([stages.probe, stages.decode, stages.vae].map(|stage| stage.items), [12; 3]);
+    assert_eq!([stages.probe, stages.decode, stages.vae].map(|stage| stage.items), [6; 3]);
 }
 
 /// Returns whether a rank has stored an item.
@@ -210,7 +210,7 @@ fn has_begun(data: &Utf8Path) -> bool {
 #[test]
 fn a_rank_that_is_killed_while_encoding_leaves_the_bytes_of_an_undisturbed_encode() {
     // The clips fill two ranges of the queue.
-    const CLIPS: usize = 20;
+    const CLIPS: usize = 8;
     let scene = Scene::new();
     let Some(manifest) = manifest(&scene, CLIPS) else { return };
     encode(&scene, &manifest, "alone", 1, &[]).finish();
@@ -237,12 +237,12 @@ fn a_rank_that_is_killed_while_encoding_leaves_the_bytes_of_an_undisturbed_encod
     assert_eq!(files(&data), whole);
 }
 
-/// So many clips that their latents take several blocks of a disk.
-const MANY: usize = 40;
+/// So many clips that they fill three ranges of the queue, and the latents of a range several blocks of a disk.
+const MANY: usize = 12;
 
-/// Returns the environment in which all clips but the first ten are decoded only after `gate` exists.
+/// Returns the environment in which all clips but the first one are decoded only after `gate` exists.
 fn gated(scene: &Scene, gate: &Utf8Path) -> Env {
-    let case = format!("*/[123]?.mp4*pipe:*) while [ ! -e {gate} ]; do sleep 0.05; done");
+    let case = format!("*/0[1-9].mp4*pipe:* | */1?.mp4*pipe:*) while [ ! -e {gate} ]; do sleep 0.05; done");
     ffmpeg_that(scene, &format!("ffmpeg-{}", gate.file_name().unwrap()), &case)
 }
 

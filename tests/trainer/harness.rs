@@ -351,6 +351,7 @@ impl RunUnderTest {
                 .env("RUST_BACKTRACE", "0")
                 .env("VIDTUI_NODE", NODE)
                 .env("ENCODE_LEASE_S", "3")
+                .env("ENCODE_RANGE", "4")
                 // The allocator returns freed memory to the system at once, so that resident memory equals allocated memory.
                 .env("MALLOC_MMAP_THRESHOLD_", "1048576")
                 .env("VIDTUI_DIE", if victims.contains(&rank) { at } else { "" })

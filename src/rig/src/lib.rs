@@ -14,6 +14,9 @@
 mod error;
 mod options;
 
+use std::fs;
+use std::io;
+use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -90,7 +93,7 @@ impl Rig {
     /// [`RigError::NotJoined`] if the namespace cannot be opened or entered, for example without CAP_SYS_ADMIN.
     pub fn join_network(&self) -> Result<(), RigError> {
         let path = format!("/proc/{}/ns/net", self.holder.id());
-        let network = std::fs::File::open(path).map_err(RigError::NotJoined)?;
+        let network = fs::File::open(path).map_err(RigError::NotJoined)?;
         setns(network, CloneFlags::CLONE_NEWNET).map_err(|e| RigError::NotJoined(e.into()))
     }
 
@@ -117,6 +120,16 @@ impl Rig {
     /// Returns the folder of a node's own files: `home/`, `bin/`, `gpus/`, its logs. On the node the folder is [`Rig::own`].
     pub fn node_folder(&self, node: &str) -> Utf8PathBuf {
         self.folder.join("nodes").join(node)
+    }
+
+    /// Writes an executable script to the `bin/` of a node, which is first on its PATH.
+    ///
+    /// # Errors
+    /// If the script cannot be written.
+    pub fn add_program(&self, node: &str, name: &str, script: &str) -> io::Result<()> {
+        let path = self.node_folder(node).join("bin").join(name);
+        fs::write(&path, script)?;
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755))
     }
 
     /// Returns the path at which each node has its own files, and `disk/`, its own disk of 64 MiB.
@@ -148,7 +161,7 @@ impl Drop for Rig {
         // Killing the holder ends all processes of the rig, but leaves its files.
         let _ = self.holder.kill();
         let _ = self.holder.wait();
-        let _ = std::fs::remove_dir_all(&self.folder);
+        let _ = fs::remove_dir_all(&self.folder);
     }
 }
 

@@ -13,6 +13,8 @@ use std::time::Duration;
 /// The environment variable with which tests set the lease timeout: the seconds without a heartbeat after which another
 /// rank takes over a lease.
 const EXPIRY: &str = "ENCODE_LEASE_S";
+/// The environment variable with which tests set how many items a range of the queue has.
+const RANGE: &str = "ENCODE_RANGE";
 
 /// Opens the queue of the attempt. Returns `None` if there is nothing to encode, the other ranks have finished, or a stop is
 /// requested first.
@@ -87,9 +89,10 @@ pub fn counts(progress: EncodeProgress) -> ItemCounts {
 }
 
 fn timing() -> Timing {
-    let expiry = std::env::var(EXPIRY).ok().and_then(|seconds| seconds.parse().ok()).map(Duration::from_secs_f64);
-    let default = Timing::default();
-    match expiry {
+    let variable = |name| std::env::var(name).ok();
+    let range = variable(RANGE).and_then(|items| items.parse().ok());
+    let default = Timing { range, ..Timing::default() };
+    match variable(EXPIRY).and_then(|seconds| seconds.parse().ok()).map(Duration::from_secs_f64) {
         Some(expiry) => Timing { expiry, heartbeat: Some(expiry / 6), ..default },
         None => default,
     }

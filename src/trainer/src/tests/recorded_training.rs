@@ -355,7 +355,8 @@ impl Drop for Process {
     }
 }
 
-/// Runs every rank of a mesh as a process; each runs and compares all runs.
+/// Starts a process for each rank of the largest mesh. Each repeats and compares the runs that have its rank, one after the other: a
+/// process for each rank of each mesh would load libtorch several times as often.
 fn run_in_processes(runs: &[TraceRun]) {
     let folder = tempfile::tempdir().unwrap();
     let folder = Utf8Path::from_path(folder.path()).unwrap();
@@ -372,7 +373,8 @@ fn run_in_processes(runs: &[TraceRun]) {
             .unwrap();
         Process { child, log }
     };
-    let mut ranks: Vec<Process> = (0..runs[0].mesh.world()).map(start).collect();
+    let world = runs.iter().map(|what| what.mesh.world()).max().unwrap();
+    let mut ranks: Vec<Process> = (0..world).map(start).collect();
     // If one rank fails, the others lose contact and exit too.
     let done: Vec<bool> = ranks.iter_mut().map(|rank| rank.child.wait().unwrap().success()).collect();
     let log = |rank: &Process| std::fs::read_to_string(&rank.log).unwrap();
@@ -381,9 +383,9 @@ fn run_in_processes(runs: &[TraceRun]) {
     let failed = failed.collect::<Vec<_>>().join("\n");
     assert!(failed.is_empty(), "{failed}");
     // A test program also exits with success if no test has the name.
-    for rank in &ranks {
+    for (number, rank) in ranks.iter().enumerate() {
         let printed = log(rank);
-        for what in runs {
+        for what in runs.iter().filter(|what| number < what.mesh.world()) {
             assert!(printed.contains(&format!("{what}: {COMPARED}")), "{what} was not compared: {printed}");
         }
     }
@@ -396,14 +398,14 @@ fn a_rank_of_a_mesh() {
     let folder = Utf8Path::new(folder);
     tch::set_num_threads(1);
     let runs: Vec<TraceRun> = serde_json::from_slice(&std::fs::read(folder.join("runs.json")).unwrap()).unwrap();
-    for (number, what) in runs.iter().enumerate() {
+    let rank: usize = rank.parse().unwrap();
+    for (number, what) in runs.iter().enumerate().filter(|(_, what)| rank < what.mesh.world()) {
         if what.mesh == ALONE {
             run(what, MeshGroups::alone_on(oracle_device::device()));
             continue;
         }
         let store = folder.join(format!("store-{number}"));
         let store = Store::file(store.as_std_path(), what.mesh.world(), LIMIT).unwrap();
-        let rank = rank.parse().unwrap();
         run(what, MeshGroups::join(&store, what.mesh, rank, Device::Cpu, LIMIT, Some("lo")).unwrap());
     }
 }
@@ -411,18 +413,18 @@ fn a_rank_of_a_mesh() {
 /// Repeats each trace on the meshes that `wanted` selects. Recomputing changes no bit on one mesh, so meshes of several ranks share the
 /// two settings: each has both, on different traces.
 fn follow_on_meshes(wanted: impl Fn(&Mesh) -> bool) {
-    let traces = traces();
-    for (first, remat) in [(0, BLOCK), (1, NONE)] {
-        let half: Vec<Utf8PathBuf> = traces.iter().skip(first).step_by(2).cloned().collect();
-        follow(&half, &wanted, &[remat]);
-    }
+    let settings = [&[BLOCK][..], &[NONE]].into_iter().cycle();
+    follow(traces().iter().zip(settings), wanted);
 }
 
-/// Repeats each trace on the meshes that `wanted` selects, with every remat setting. Prints the invalid combinations,
-/// and returns the number of runs.
-fn follow(paths: &[Utf8PathBuf], wanted: impl Fn(&Mesh) -> bool, remats: &[Remat]) -> usize {
-    let mut by_mesh: BTreeMap<_, Vec<TraceRun>> = BTreeMap::new();
-    for path in paths {
+/// Repeats traces, each with its remat settings, on the meshes that `wanted` selects. Prints the invalid combinations, and returns the
+/// number of runs.
+fn follow<'a>(
+    traces: impl IntoIterator<Item = (&'a Utf8PathBuf, &'a [Remat])>,
+    wanted: impl Fn(&Mesh) -> bool,
+) -> usize {
+    let mut runs = Vec::new();
+    for (path, remats) in traces {
         let trace = Trace::open(path);
         for (mesh, grad_accum) in trace.meshes().into_iter().filter(|(mesh, _)| wanted(mesh)) {
             if let Some(why) = trace.unfit(mesh, grad_accum) {
@@ -430,14 +432,11 @@ fn follow(paths: &[Utf8PathBuf], wanted: impl Fn(&Mesh) -> bool, remats: &[Remat
                 continue;
             }
             let again = |remat: &Remat| TraceRun { path: path.clone(), mesh, grad_accum, remat: remat.clone() };
-            let key = (mesh.dp_replicate, mesh.dp_shard, mesh.tp);
-            by_mesh.entry(key).or_default().extend(remats.iter().map(again));
+            runs.extend(remats.iter().map(again));
         }
     }
-    for runs in by_mesh.values() {
-        run_in_processes(runs);
-    }
-    by_mesh.values().map(Vec::len).sum()
+    run_in_processes(&runs);
+    runs.len()
 }
 
 fn traces() -> Vec<Utf8PathBuf> {
@@ -446,7 +445,7 @@ fn traces() -> Vec<Utf8PathBuf> {
 
 #[test]
 fn oracle_one_rank_matches_every_step_of_the_reference() {
-    follow(&traces(), |mesh| *mesh == ALONE, &[BLOCK, NONE]);
+    follow(traces().iter().map(|path| (path, &[BLOCK, NONE][..])), |mesh| *mesh == ALONE);
 }
 
 #[test]
@@ -504,7 +503,7 @@ fn recomputing_groups_of_blocks_gives_the_steps_of_a_run_without_recomputation()
     // Four blocks in groups of two: the parameters of the first group are freed before its backward pass.
     record("train_ttt_mlp_1seg_sft.safetensors", &path, 4, 2, 2);
     // Two samples are valid on all meshes except those of four data ranks.
-    let runs = follow(&[path], |_| true, &[LEAST]);
+    let runs = follow([(&path, &[LEAST][..])], |_| true);
     assert_eq!(runs, 5);
 }
 
@@ -513,5 +512,5 @@ fn a_trace_of_one_step_and_three_samples_is_compared_on_meshes_of_three() {
     let folder = tempfile::tempdir().unwrap();
     let path = Utf8Path::from_path(folder.path()).unwrap().join("train_one_step.safetensors");
     record("train_ttt_linear_3seg_sft.safetensors", &path, 2, 3, 1);
-    assert_eq!(follow(&[path], |mesh| mesh.tp == 1, &[BLOCK]), 3);
+    assert_eq!(follow([(&path, &[BLOCK][..])], |mesh| mesh.tp == 1), 3);
 }
