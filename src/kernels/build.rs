@@ -37,6 +37,17 @@ fn main() {
         .flag("-isystem")
         .flag(include.join("torch/csrc/api/include"))
         .file("cpp/all.cpp");
+    // Without libtorch's headers, and without options that change the rounding.
+    cc::Build::new()
+        .cpp(true)
+        .std("c++17")
+        .pic(true)
+        .opt_level(3)
+        .flag("-ffp-contract=off")
+        .flag("-fno-math-errno")
+        .flag("-fno-trapping-math")
+        .file("cpp/normal_cpu.cpp")
+        .compile("vidtui_normal");
     if with_cuda {
         let beside = Path::new(&lib).ancestors().nth(2).map(|packages| packages.join("nvidia"));
         let roots: Vec<PathBuf> = beside
@@ -78,7 +89,7 @@ fn compile_for_gpus(roots: &[PathBuf]) {
     };
     let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets it"));
     let (mut library, mut reports) = (cc::Build::new(), Vec::new());
-    for source in ["ttt", "fused"] {
+    for source in ["ttt", "fused", "normal"] {
         let (source, object) = (format!("cuda/{source}.cu"), out.join(source).with_extension("o"));
         // Call nvcc directly, because cc passes it flags of a C compiler.
         let mut compile = Command::new(&nvcc);

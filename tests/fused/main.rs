@@ -1,4 +1,5 @@
-//! Runs the CUDA kernels of the fused operators on a CPU and compares them with plain loops over doubles.
+//! Runs the CUDA kernels of the fused operators on a CPU and compares them with plain loops over doubles, and that of normal numbers, which
+//! must have the bits of each counter.
 
 #![expect(clippy::unwrap_used, reason = "a panic shows the failing line")]
 
@@ -12,6 +13,8 @@ use emulated::{AGREES, Faults, Program, all_found, cuda, failure, run};
 use tempfile::TempDir;
 
 const PROGRAM: Program = Program { kernels: "fused_kernels", parts: &["reference", "races", "fused_check"] };
+
+const NORMAL: Program = Program { kernels: "normal_check", parts: &["races"] };
 
 /// Compiles the program with the project's kernels, once.
 fn whole() -> &'static Path {
@@ -165,4 +168,42 @@ fn every_broken_barrier_and_index_is_found() {
     let faults = FAULTS.write(dir.path());
     let program = PROGRAM.compile(dir.path(), &[]);
     all_found(&faults, |fault| why(&program, fault));
+}
+
+#[test]
+fn the_words_of_philox_are_those_of_its_authors() {
+    // The known answers of philox4x32-10 in Random123.
+    let words = "6627e8d5 e169c58d bc57ac4c 9b00dbd8\n408f276d 41c83b0e a20bc7c6 6d5451fd\n\
+                 d16cfe09 94fdcceb 5001e420 24126ea1\n";
+    assert_eq!(run(&NORMAL.compile(&cuda(), &[]), &["words".to_owned()]), (AGREES, words.to_owned()));
+}
+
+/// Returns why normal numbers fail: of one thread, with a part of a counter, and of several blocks.
+fn why_normal(program: &Path, fault: usize) -> Option<&'static str> {
+    let counts = [1, 4, 6, 1023, 1024, 1025, 2311];
+    let runs = counts
+        .into_iter()
+        .enumerate()
+        .map(|(seed, count)| [u64::MAX - 5, count, seed as u64].into_iter().map(|number| number.to_string()).collect());
+    failure(program, fault, runs)
+}
+
+#[test]
+fn the_kernel_of_normal_numbers_writes_each_number_and_its_faults_are_found() {
+    const FAULTS: Faults = Faults {
+        headers: &["normal_kernel.h", "normal.h", "gpu.h"],
+        kernels: &[],
+        removed: &[],
+        wrong: &[
+            ("normal_kernel.h", "first = «4|2» * (int64_t(blockIdx.x)"),
+            ("normal_kernel.h", "four(key, uint64_t(«first / 4|first»), v);"),
+            ("normal_kernel.h", "if («first + 4 <= count|first < count») {"),
+            ("normal_kernel.h", "bits(v[0]), «bits(v[1])|bits(v[0])»"),
+            ("normal_kernel.h", "«first + i < count|i < 4»; ++i"),
+        ],
+    };
+    let dir = TempDir::new().unwrap();
+    let faults = FAULTS.write(dir.path());
+    let program = NORMAL.compile(dir.path(), &[]);
+    all_found(&faults, |fault| why_normal(&program, fault));
 }

@@ -88,6 +88,17 @@ impl NoiseSchedule {
         rescaled(&at, at[0], at[at.len() - 1])
     }
 
+    /// Returns the schedule with its tables on a device, which is then that of timesteps and latents.
+    #[must_use]
+    pub fn on(&self, device: Device) -> Self {
+        let there = |table: &Tensor| table.to_device(device);
+        NoiseSchedule {
+            alphas_cumprod: there(&self.alphas_cumprod),
+            signal: there(&self.signal),
+            noise: there(&self.noise),
+        }
+    }
+
     /// Returns the number of timesteps.
     pub fn timesteps(&self) -> i64 {
         self.alphas_cumprod.size()[0]

@@ -3,7 +3,7 @@
 use crate::diffusion::{NoiseSchedule, Target};
 use crate::family::Conditions;
 use recipe::{Loss, Model, Shape};
-use tch::Tensor;
+use tch::{Device, Tensor};
 
 /// An objective of training. Its clones may be used in other threads.
 pub trait Objective: Clone + Send + 'static {
@@ -12,8 +12,13 @@ pub trait Objective: Clone + Send + 'static {
     /// The trainer spreads the quantiles of a global batch evenly, and draws them the same on every mesh.
     fn timesteps(&self, quantiles: &[f64], shape: Shape) -> Tensor;
 
-    /// Noises clean latents `[B, T, C, height, width]` with noise of the same shape at timesteps `[B]`, all fp32. Returns the noised
-    /// latents and the target of the network's output. `conditions` may name frames that stay clean.
+    /// Returns the objective with its tables on a device.
+    #[must_use]
+    fn on(&self, device: Device) -> Self;
+
+    /// Noises clean latents `[B, T, C, height, width]` with noise of the same shape at timesteps `[B]`, all fp32 and on the device of the
+    /// tables. Returns the noised latents and the target of the network's output. `conditions` may name frames that stay clean. The host
+    /// must not wait for the device.
     fn noised(&self, clean: &Tensor, noise: &Tensor, timestep: &Tensor, conditions: &Conditions) -> (Tensor, Target);
 }
 
@@ -38,6 +43,10 @@ impl Objective for VPrediction {
         let count = self.schedule.timesteps();
         let timestep = |quantile: &f64| ((quantile * count as f64) as i64).min(count - 1);
         Tensor::from_slice(&quantiles.iter().map(timestep).collect::<Vec<_>>())
+    }
+
+    fn on(&self, device: Device) -> Self {
+        VPrediction { schedule: self.schedule.on(device), loss: self.loss.clone() }
     }
 
     fn noised(&self, clean: &Tensor, noise: &Tensor, timestep: &Tensor, _: &Conditions) -> (Tensor, Target) {

@@ -4,6 +4,7 @@
 #include "fused.cpp"
 #include "gradients.cpp"
 #include "linear.cpp"
+#include "normal.cpp"
 #include "order.cpp"
 #include "scan.cpp"
 #include "ttt.cpp"
@@ -11,6 +12,7 @@
 #ifdef WITH_CUDA
 #include "attention_cuda.cpp"
 #include "fused_cuda.cpp"
+#include "normal_cuda.cpp"
 #include "scan_cuda.cpp"
 #else
 #include "no_cuda.cpp"

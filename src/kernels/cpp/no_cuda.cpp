@@ -2,6 +2,7 @@
 
 #include "attention_cuda.h"
 #include "fused_cuda.h"
+#include "normal_cuda.h"
 #include "scan_cuda.h"
 
 namespace {
@@ -18,6 +19,12 @@ at::Tensor forward(const std::vector<at::Tensor>&, const TttShape&, std::vector<
 std::vector<at::Tensor> backward(const std::vector<at::Tensor>&, const TttShape&, const at::Tensor&) { missing(); }
 
 }  // namespace scan_cuda
+
+namespace normal_cuda {
+
+void fill(const at::Tensor&, uint64_t) { missing(); }
+
+}  // namespace normal_cuda
 
 namespace attention_cuda {
 

@@ -89,6 +89,7 @@ unsafe extern "C" {
         wanted: usize,
         grads: *mut *mut C_tensor,
     ) -> Status;
+    pub fn vidtui_normal(key: u64, shape: *const i64, dims: usize, gpu: c_int, out: *mut *mut C_tensor) -> Status;
     pub fn vidtui_linear(
         x: *const C_tensor,
         weight: *const C_tensor,

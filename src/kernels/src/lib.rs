@@ -2,7 +2,7 @@
 //!
 //! [`ttt::scan`] is the inner loop of TTT layers; [`attention::scaled_dot_product`] is attention that can reuse a saved
 //! result; [`linear::linear`] is a linear layer that is fast on any processor; [`fused`] has operators that keep fewer tensors;
-//! [`order::Order`] reorders tokens; [`gradients::gradients`] runs backward passes from given gradients.
+//! [`order::Order`] reorders tokens; [`gradients::gradients`] runs backward passes from given gradients; [`normal::normal`] draws noise.
 //! The code is in `cpp/`, and only this crate calls it. CUDA kernels belong here too.
 
 pub mod attention;
@@ -10,6 +10,7 @@ mod ffi;
 pub mod fused;
 pub mod gradients;
 pub mod linear;
+pub mod normal;
 pub mod order;
 pub mod ttt;
 

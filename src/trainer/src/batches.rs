@@ -1,4 +1,5 @@
-//! Prepares the next batch in a thread while the current step computes: reads, draws, noises, casts and uploads its samples.
+//! Prepares the next batch in a thread while the current step computes: reads, draws and uploads its samples. The noise is drawn on the
+//! device when the step begins.
 //!
 //! The thread is one batch ahead. It uses a single libtorch thread, because more would compete with the step. On a GPU it copies from
 //! page-locked memory on a stream for batches, and the compute stream waits for an event.
@@ -6,7 +7,7 @@
 use crate::data::{Data, Reading};
 use crate::device::{self, upload_beside};
 use crate::exchange::device_failed;
-use crate::noising::Noising;
+use crate::noising::{CleanBatch, Noising};
 use c10d::cuda::Event;
 use dit::diffusion::Target;
 use dit::family::Inputs;
@@ -53,8 +54,7 @@ struct Ahead {
 /// A batch on the device.
 #[derive(Debug)]
 struct Made {
-    inputs: Inputs,
-    target: Target,
+    batch: CleanBatch,
     /// The event after the last copy to a GPU; `None` on the CPU.
     copied: Option<Event>,
 }
@@ -93,7 +93,7 @@ impl Batches {
         if let Some(copied) = &made.copied {
             copied.block().map_err(device_failed)?;
         }
-        Ok((made.inputs, made.target))
+        Ok(noising().noised(made.batch))
     }
 }
 
@@ -107,7 +107,7 @@ impl Drop for Batches {
     }
 }
 
-/// Reads, noises and uploads a batch.
+/// Reads and uploads a batch.
 fn make<O: Objective>(
     reading: &Reading,
     noising: &Noising<O>,
@@ -116,7 +116,7 @@ fn make<O: Objective>(
 ) -> Result<Made, Failure> {
     let mut batch = reading.read(noising.seed())?;
     batch.text = reading.drop_texts(&batch.text, &noising.keeps_texts(samples.numbers()));
-    let (inputs, target) = noising.noised(batch, samples.step.clone(), samples.places.start)?;
+    let batch = noising.clean(batch, samples.step.clone(), samples.places.start)?;
     // `map` takes an infallible function, so an error is returned through a cell.
     let (copied, failed) = (RefCell::new(None), RefCell::new(None));
     let there = |tensor: &Tensor| match upload_beside(tensor, device) {
@@ -130,11 +130,11 @@ fn make<O: Objective>(
             tensor.shallow_clone()
         }
     };
-    let (inputs, target) = (inputs.map(there), target.map(there));
+    let batch = batch.map(there);
     if let Some(error) = failed.into_inner() {
         return Err(device_failed(error));
     }
-    Ok(Made { inputs, target, copied: copied.into_inner() })
+    Ok(Made { batch, copied: copied.into_inner() })
 }
 
 #[cfg(test)]

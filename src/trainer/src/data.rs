@@ -297,7 +297,7 @@ fn drawn(stored: &RawTensor, purpose: Purpose, seed: u64, number: u64) -> Tensor
         return latent;
     }
     let [mean, log_variance] = latent.chunk(2, 1).try_into().expect("two halves");
-    let noise = normal(seed, purpose, number, &mean.size());
+    let noise = normal(seed, purpose, number, &mean.size(), Device::Cpu);
     mean + (log_variance.clamp(-30.0, 20.0) * 0.5).exp() * noise
 }
 

@@ -31,9 +31,11 @@ fn first_values(spec: &ParamSpec, family: &impl Family, seed: u64) -> Tensor {
         ParamInit::Zeros => Tensor::zeros(&shape, (Kind::Float, Device::Cpu)),
         ParamInit::Ones => Tensor::ones(&shape, (Kind::Float, Device::Cpu)),
         ParamInit::Positions => family.positions(spec),
-        ParamInit::Gaussian { rank } => seeds::normal(seed, Purpose::Init, name_key(spec), &shape) / rank as f64,
+        ParamInit::Gaussian { rank } => {
+            seeds::normal(seed, Purpose::Init, name_key(spec), &shape, Device::Cpu) / rank as f64
+        }
         ParamInit::Gate => Tensor::full(&shape, 0.1, (Kind::Float, Device::Cpu)),
-        ParamInit::Normal => seeds::normal(seed, Purpose::Init, name_key(spec), &shape) * 0.02,
+        ParamInit::Normal => seeds::normal(seed, Purpose::Init, name_key(spec), &shape, Device::Cpu) * 0.02,
         ParamInit::Linear { fan_in } => {
             seeds::uniform_tensor(seed, Purpose::Init, name_key(spec), &shape, 1.0 / (fan_in as f64).sqrt())
         }

@@ -47,28 +47,63 @@ impl<O: Objective> Noising<O> {
         numbers.map(|k| !seeds::happens(self.seed, Purpose::TextDropout, k, self.text_dropout)).collect()
     }
 
-    /// Adds noise to a batch. Returns the inputs, with the conditions of the batch, and the target.
+    /// Pads the latents of a batch, draws its timesteps, and drops conditions, on the CPU.
     ///
     /// * `step` — the numbers of all samples of the step.
     /// * `place` — the place of the batch's first sample within the step.
     ///
     /// # Errors
     /// The batch lacks a condition of the recipe.
-    pub fn noised(&self, batch: Batch, step: Range<u64>, place: u64) -> Result<(Inputs, Target), Failure> {
+    pub fn clean(&self, batch: Batch, step: Range<u64>, place: u64) -> Result<CleanBatch, Failure> {
         let first = step.start;
         let frames = (batch.latent.size()[1] as usize).next_multiple_of(self.patch_frames) as i64;
-        let clean = dit::conditions::padded(&batch.latent, frames);
-        let size = clean.size();
-        let numbers = first + place..first + place + size[0] as u64;
-        let noise = numbers.clone().map(|k| seeds::normal(self.seed, Purpose::Noise, k, &size[1..]));
-        let noise = Tensor::stack(&noise.collect::<Vec<_>>(), 0);
+        let latent = dit::conditions::padded(&batch.latent, frames);
+        let samples = latent.size()[0] as u64;
+        let numbers = first + place..first + place + samples;
         let quantiles = quantiles(self.seed, first, (step.end - first) as usize);
-        let own = &quantiles[place as usize..place as usize + size[0] as usize];
-        let timestep = self.objective.timesteps(own, shape_of(&clean));
-        let conditions = conditions::inputs(batch.conditions, &self.condition, frames, self.seed, first, numbers)?;
+        let own = &quantiles[place as usize..(place + samples) as usize];
+        let timestep = self.objective.timesteps(own, shape_of(&latent));
+        let conditions =
+            conditions::inputs(batch.conditions, &self.condition, frames, self.seed, first, numbers.clone())?;
+        Ok(CleanBatch { latent, text: batch.text.to_kind(self.compute), timestep, conditions, numbers })
+    }
+
+    /// Draws noise and adds it to a batch, on the device of the batch, which must be that of the objective. Returns the inputs, with the
+    /// conditions of the batch, and the target.
+    pub fn noised(&self, batch: CleanBatch) -> (Inputs, Target) {
+        let CleanBatch { latent: clean, text, timestep, conditions, numbers } = batch;
+        let (shape, device) = (clean.size(), clean.device());
+        let noise = numbers.map(|k| seeds::normal(self.seed, Purpose::Noise, k, &shape[1..], device));
+        let noise = Tensor::stack(&noise.collect::<Vec<_>>(), 0);
         let (latent, target) = self.objective.noised(&clean, &noise, &timestep, &conditions);
-        let inputs = inputs(&latent, &batch.text, timestep, &conditions, self.compute);
-        Ok((inputs, target))
+        (inputs(&latent, &text, timestep, &conditions, self.compute), target)
+    }
+}
+
+/// A batch without noise.
+#[derive(Debug)]
+pub struct CleanBatch {
+    /// Latents of whole patches, `[B, T, C, h, w]`, fp32.
+    latent: Tensor,
+    /// Texts, in the compute dtype.
+    text: Tensor,
+    /// `[B]`
+    timestep: Tensor,
+    conditions: Conditions,
+    /// The numbers of the samples, on which their noise depends.
+    numbers: Range<u64>,
+}
+
+impl CleanBatch {
+    /// Applies `change` to every tensor, for example a copy to another device.
+    pub fn map(self, change: impl Fn(&Tensor) -> Tensor) -> Self {
+        CleanBatch {
+            latent: change(&self.latent),
+            text: change(&self.text),
+            timestep: change(&self.timestep),
+            conditions: self.conditions.iter().map(|(name, tensor)| (*name, change(tensor))).collect(),
+            numbers: self.numbers,
+        }
     }
 }
 

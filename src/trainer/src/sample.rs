@@ -110,7 +110,7 @@ fn make_round<F: Family>(
     let index = round[place.min(round.len() - 1)];
     let spec = &specs[index];
     let conditions = agree_on(&denoiser.fsdp.groups().world, conditions(recipe, spec, device))?;
-    let latent = denoiser.sample(spec, texts, &conditions, &mut drawn(spec), after_step)?;
+    let latent = denoiser.sample(spec, texts, &conditions, &mut drawn(spec, device), after_step)?;
     let written = own.map_or(Ok(()), |index| {
         let frames = frames(&decode(recipe, &latent, device)?);
         target.write(recipe, &specs[index], index, &frames, started.elapsed().as_secs_f64())

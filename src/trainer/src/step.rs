@@ -242,13 +242,14 @@ impl<F: Family, O: Objective> Step<'_, F, O> {
         Noising::new(self.recipe, self.network.family(), self.objective.clone(), self.seed)
     }
 
-    /// Noises a batch as [`Noising::noised`] does.
+    /// Noises a batch on the CPU, as [`Noising::clean`] and [`Noising::noised`] do.
     ///
     /// # Errors
     /// The batch lacks a condition of the recipe.
     #[cfg(test)]
     pub fn noised(&self, batch: Batch, step: Range<u64>, place: u64) -> Result<(Inputs, Target), Failure> {
-        self.noising().noised(batch, step, place)
+        let noising = self.noising();
+        Ok(noising.noised(noising.clean(batch, step, place)?))
     }
 }
 

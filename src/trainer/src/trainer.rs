@@ -164,7 +164,7 @@ impl<F: Family, O: Objective> Trainer<F, O> {
             moments,
             ema,
             network: network.on(fsdp.groups().device),
-            objective,
+            objective: objective.on(fsdp.groups().device),
             id: meta.id.clone(),
             run,
             attempt,

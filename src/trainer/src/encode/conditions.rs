@@ -26,9 +26,9 @@ pub fn of_clip(
     let mut tensors = Vec::new();
     for draw in 0..spec.draws {
         let noise = |like: &Tensor| {
-            let level = normal(seed, Purpose::EncodeNoiseLevel, draw as u64, &[1]) * IMAGE_NOISE_STD + IMAGE_NOISE_MEAN;
-            let noise = normal(seed, Purpose::EncodeNoise, draw as u64, &like.size());
-            (level.to_device(like.device()), noise.to_device(like.device()))
+            let of = |purpose, shape: &[i64]| normal(seed, purpose, draw as u64, shape, like.device());
+            let level = of(Purpose::EncodeNoiseLevel, &[1]) * IMAGE_NOISE_STD + IMAGE_NOISE_MEAN;
+            (level, of(Purpose::EncodeNoise, &like.size()))
         };
         let mut add = |role: &str, tensor: Tensor| tensors.push((drawn_role(role, draw), tensor));
         match spec.kind {

@@ -54,7 +54,7 @@ pub fn frames(video: &Tensor) -> Frames {
 /// # Errors
 /// The image or the VAE cannot be read, or memory is short.
 pub fn conditions(recipe: &Recipe, spec: &SampleSpec, device: Device) -> Result<Conditions, Failure> {
-    let noise = |shape: &[i64]| seeds::normal(spec.seed, Purpose::SampleImage, 0, shape);
+    let noise = |shape: &[i64]| seeds::normal(spec.seed, Purpose::SampleImage, 0, shape, Device::Cpu);
     match (recipe.condition.kind, &spec.image) {
         (ConditionKind::Image, Some(path)) => {
             Ok(vec![(IMAGE, encode_pixels(recipe, &read_pixels(spec, path)?, noise, device)?)])
@@ -181,7 +181,7 @@ mod tests {
     fn inpainting_from_an_image_knows_the_first_frame_alone() {
         let (mut recipe, spec) = inpainting();
         let pixels = Tensor::arange(3 * 48 * 32, (Kind::Float, Device::Cpu)).view([1, 3, 1, 48, 32]) / 2304.0 - 1.0;
-        let draw = |shape: &[i64]| seeds::normal(7, Purpose::SampleImage, 0, shape);
+        let draw = |shape: &[i64]| seeds::normal(7, Purpose::SampleImage, 0, shape, Device::Cpu);
         let made = |recipe: &Recipe, noise: bool| {
             known_first_frame(recipe, &spec, &pixels, noise.then_some(draw), Device::Cpu).unwrap()
         };

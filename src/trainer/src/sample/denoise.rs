@@ -14,7 +14,7 @@ use dit::sampler::{Guidance, Prediction, Sampler};
 use recipe::{SampleScheduler, SampleSpec};
 use sharding::fsdp::Fsdp;
 use std::cell::RefCell;
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 /// Samples latents with the weights of this rank's groups.
 pub struct Denoiser<'a, F: Family> {
@@ -30,7 +30,7 @@ impl<F: Family> Denoiser<'_, F> {
     ///
     /// * `conditions` — the scaled tensors of the condition, fp32: `image` `[1, 1, C, h, w]`, or `known` `[1, T, 1, h, w]` and `masked`
     ///   `[1, T, C, h, w]`.
-    /// * `noise` — returns the noise of a draw with a shape, on the CPU.
+    /// * `noise` — returns the noise of a draw with a shape, on any device.
     /// * `after_step` — called after each step.
     ///
     /// # Errors
@@ -95,7 +95,7 @@ impl<F: Family> Denoiser<'_, F> {
                 after_step(&fsdp.groups().world)
             },
         )?;
-        Ok(latent.narrow(1, frames - latent_frames, latent_frames).to_device(tch::Device::Cpu))
+        Ok(latent.narrow(1, frames - latent_frames, latent_frames).to_device(Device::Cpu))
     }
 }
 
@@ -108,12 +108,12 @@ pub enum Draw {
     Step(usize),
 }
 
-/// Returns the noise of a sample, which depends on its seed alone.
-pub fn drawn(spec: &SampleSpec) -> impl FnMut(Draw, &[i64]) -> Tensor {
+/// Returns the noise of a sample on a device, which depends on its seed alone.
+pub fn drawn(spec: &SampleSpec, device: Device) -> impl FnMut(Draw, &[i64]) -> Tensor {
     let seed = spec.seed;
     move |draw, shape| match draw {
-        Draw::Start => seeds::normal(seed, Purpose::SampleStart, 0, shape),
-        Draw::Step(step) => seeds::normal(seed, Purpose::SampleStep, step as u64, shape),
+        Draw::Start => seeds::normal(seed, Purpose::SampleStart, 0, shape, device),
+        Draw::Step(step) => seeds::normal(seed, Purpose::SampleStep, step as u64, shape, device),
     }
 }
 

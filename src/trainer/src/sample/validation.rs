@@ -13,7 +13,7 @@ use crate::parallelize::Sharded;
 use crate::seeds::{self, Purpose};
 use c10d::Group;
 use dit::conditions::padded;
-use dit::family::{Family, shape_of};
+use dit::family::{Conditions, Family, shape_of};
 use dit::network::Network;
 use dit::objective::Objective;
 use recipe::{Conditioning, Recipe};
@@ -74,16 +74,18 @@ impl Validation {
             // In training, all images of a batch are dropped together. Here each clip has its own draw.
             let numbers = clip..clip + 1;
             let conditions = conditions::inputs(batch.conditions, &self.condition, frames, self.seed, clip, numbers)?;
+            let (clean, text) = (upload(&clean, device), upload(&batch.text.to_kind(self.compute), device));
+            let conditions: Conditions =
+                conditions.iter().map(|(role, tensor)| (*role, upload(tensor, device))).collect();
             for (level, sum) in sums.iter_mut().enumerate() {
-                let timestep = objective.timesteps(&[quantile(level)], shape_of(&clean));
+                let timestep = upload(&objective.timesteps(&[quantile(level)], shape_of(&clean)), device);
                 let counter = clip * LEVELS as u64 + level as u64;
-                let noise = seeds::normal(self.seed, Purpose::Validation, counter, &clean.size());
+                let noise = seeds::normal(self.seed, Purpose::Validation, counter, &clean.size(), device);
                 let (latent, target) = objective.noised(&clean, &noise, &timestep, &conditions);
-                let inputs = inputs(&latent, &batch.text, timestep, &conditions, self.compute);
-                let inputs = inputs.map(|tensor| upload(tensor, device));
+                let inputs = inputs(&latent, &text, timestep, &conditions, self.compute);
                 let output = network.forward(&mut Sharded(fsdp), &inputs).map_err(peer_lost)?;
                 if own < self.clips {
-                    *sum += target.map(|tensor| upload(tensor, device)).plain_loss(&output).double_value(&[]);
+                    *sum += target.plain_loss(&output).double_value(&[]);
                 }
             }
         }

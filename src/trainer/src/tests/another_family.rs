@@ -232,6 +232,10 @@ impl Objective for FlowMatching {
         (&plain * shift / (&plain * (shift - 1.0) + 1.0)).to_kind(Kind::Float)
     }
 
+    fn on(&self, _: Device) -> Self {
+        FlowMatching
+    }
+
     fn noised(&self, clean: &Tensor, noise: &Tensor, timestep: &Tensor, conditions: &Conditions) -> (Tensor, Target) {
         let made = conditions.iter().find(|(name, _)| *name == "made").expect("every batch has it").1.ne(0.0);
         let made = made.view([made.size()[0], -1, 1, 1, 1]);

@@ -14,7 +14,7 @@ use recipe::Recipe;
 use rundir::ErrorCode;
 use safetensors::tensor::TensorView;
 use sharding::mesh::MeshGroups;
-use tch::Tensor;
+use tch::{Device, Tensor};
 
 /// Latent frames, rows and columns of the steps. The model of the recipes has the first shape.
 const SHAPES: [[i64; 3]; 3] = [[3, 8, 8], [1, 4, 6], [5, 8, 4]];
@@ -80,8 +80,12 @@ fn dataset(folder: &camino::Utf8Path, items: usize) -> camino::Utf8PathBuf {
     for item in 0..items * SHAPES.len() {
         let [frames, height, width] = SHAPES[item % SHAPES.len()];
         let (latent, text) = (format!("{item}"), format!("{item}.text"));
-        write(&latent, LATENT, &seeds::normal(5, Purpose::Latent, item as u64, &[frames, 16, height, width]));
-        write(&text, TEXT, &seeds::normal(5, Purpose::Image, item as u64, &[16, 8]));
+        write(
+            &latent,
+            LATENT,
+            &seeds::normal(5, Purpose::Latent, item as u64, &[frames, 16, height, width], Device::Cpu),
+        );
+        write(&text, TEXT, &seeds::normal(5, Purpose::Image, item as u64, &[16, 8], Device::Cpu));
         index += &format!("{{\"vid_emb\": \"{latent}\", \"text_chunk_emb\": [\"{text}\"]}}\n");
     }
     std::fs::write(folder.join("index.jsonl"), index).unwrap();

@@ -5,8 +5,10 @@ use crate::step::Step;
 use crate::tests::support::{Rank, assert_same_losses, on_ranks, random_batch, recipe};
 use dit::objective::VPrediction;
 
-const SIZES: [&str; 10] = [
+const SIZES: [&str; 12] = [
     "model.num_layers=4",
+    "model.latent_height=4",
+    "model.latent_width=4",
     "model.head_dim=16",
     "model.time_embed_dim=16",
     "model.text_dim=8",
@@ -26,7 +28,7 @@ fn losses(mesh: [usize; 3], sets: &[&str]) -> Vec<Vec<f64>> {
         let (network, objective) = (network(&recipe), VPrediction::new(&recipe.model, &recipe.loss));
         let mut rank = Rank::new(&recipe, unit_tables(&recipe), network.family(), groups);
         let step = Step { recipe: &recipe, network: &network, objective: &objective, seed: 3 };
-        rank.train(&step, 0..4, |_, samples| random_batch(samples, &[3, 16, 8, 8], &[16, 8]))
+        rank.train(&step, 0..4, |_, samples| random_batch(samples, &[3, 16, 4, 4], &[16, 8]))
     })
 }
 

@@ -104,7 +104,8 @@ pub fn assert_same_losses(one: &[f64], other: &[f64]) {
 /// Returns a batch with random latents `[B, T, C, h, w]` and texts, which depend on the numbers of the samples.
 pub fn random_batch(numbers: Range<u64>, latent: &[i64], text: &[i64]) -> Batch {
     let stack = |purpose, size: &[i64]| {
-        let each: Vec<Tensor> = numbers.clone().map(|number| seeds::normal(5, purpose, number, size)).collect();
+        let each: Vec<Tensor> =
+            numbers.clone().map(|number| seeds::normal(5, purpose, number, size, Device::Cpu)).collect();
         Tensor::stack(&each, 0)
     };
     Batch { latent: stack(Purpose::Latent, latent), text: stack(Purpose::Image, text), conditions: Vec::new() }

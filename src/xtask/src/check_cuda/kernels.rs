@@ -29,7 +29,7 @@ const SHARED: &str = "bytes of shared memory";
 const UPDATE: &str = "UPDATE_KERNEL_RESOURCES";
 
 /// The sources of kernels.
-const SOURCES: [&str; 2] = ["ttt", "fused"];
+const SOURCES: [&str; 3] = ["ttt", "fused", "normal"];
 
 /// The file into which the build of the crate `kernels` writes the compiler's reports.
 const REPORTS: &str = "ptxas.log";
@@ -114,6 +114,9 @@ fn resources(log: &str) -> String {
 fn kernel_name(mangled: &str) -> String {
     if let Some(name) = mangled.strip_prefix("_ZN5fused").and_then(fused_name) {
         return name;
+    }
+    if mangled.starts_with("_ZN6normal") {
+        return "normal_numbers".to_owned();
     }
     let Some((_, sizes)) = mangled.split_once("SizesILi") else {
         return mangled.to_owned();
