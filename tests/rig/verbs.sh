@@ -15,11 +15,18 @@ inside_verb() { # VERB NODE [ARGUMENT]
 filter() { ip netns exec "$1" nft "add table inet fault; add chain inet fault in { type filter hook input priority 0; $3 }; $2"; }
 sshd_pid() { cat "$RIG/nodes/$1/sshd.pid"; }
 
+# Ends searches of a node and of the head for hardware addresses: one that began without a cable would fail, and refuse new connections.
+forget_addresses() {
+    ip netns exec "$1" ip neigh flush all
+    ip neigh flush all
+}
+
 verb_linkdown() { ## NODE           unplugs its cable: connections time out
     ip link set "v$1" down
 }
 verb_linkup() { ## NODE             plugs its cable in
     ip link set "v$1" up
+    forget_addresses "$1"
 }
 verb_drop() { ## NODE               drops every packet, in and out
     filter "$1" "add chain inet fault out { type filter hook output priority 0; policy drop; }" "policy drop;"
@@ -48,8 +55,7 @@ verb_heal() { ## NODE               undoes all verbs above
     rm -f "$RIG/nodes/$1/slow"
     ip link set "v$1" up
     ip netns exec "$1" nft 'delete table inet fault' 2>/dev/null || :
-    # A search for the hardware address of another node that began before would fail and refuse new connections.
-    ip netns exec "$1" ip neigh flush all
+    forget_addresses "$1"
 }
 verb_stop() { ## NODE               stops all processes (SIGSTOP); the kernel still answers
     inside_on "$1" sh -c 'kill -STOP -1'

@@ -8,6 +8,7 @@ use camino::Utf8PathBuf;
 use cluster::NodeId;
 use rundir::{Failure, RunDir};
 use std::ops::RangeInclusive;
+use std::time::Duration;
 use tch::Device;
 
 /// A trace that is being recorded.
@@ -19,11 +20,18 @@ pub struct Profile {
     steps: RangeInclusive<u64>,
 }
 
+/// The age at which an empty request file is complete. A shell creates a file before it writes the number.
+const COMPLETE: Duration = Duration::from_secs(1);
+
 /// Returns the number of steps that a request file asks to profile, and removes the file; 0 without a request. If the file holds no
 /// number, the request is for one step.
 pub fn requested(run: &RunDir) -> u64 {
     let file = run.profile_file();
     let Ok(text) = std::fs::read_to_string(&file) else { return 0 };
+    let age = std::fs::metadata(&file).and_then(|meta| meta.modified()).ok().and_then(|time| time.elapsed().ok());
+    if text.is_empty() && age.is_some_and(|age| age < COMPLETE) {
+        return 0;
+    }
     let _ = std::fs::remove_file(&file);
     text.trim().parse().unwrap_or(1)
 }
@@ -82,4 +90,26 @@ impl Profile {
 /// Begins the range of a step.
 fn range(step: u64) -> Result<Scope, Failure> {
     Scope::begin(&format!("step {step}")).map_err(device_failed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_empty_request_is_for_one_step_if_no_number_follows() {
+        let folder = tempfile::tempdir().unwrap();
+        let run = RunDir::new(Utf8PathBuf::from_path_buf(folder.path().to_owned()).unwrap());
+        let request = |text: &str| {
+            std::fs::write(run.profile_file(), text).unwrap();
+            std::fs::File::open(run.profile_file()).unwrap()
+        };
+        assert_eq!(requested(&run), 0);
+        drop(request("20\n"));
+        assert_eq!((requested(&run), requested(&run)), (20, 0));
+        let file = request("");
+        assert_eq!(requested(&run), 0);
+        file.set_modified(std::time::SystemTime::now() - COMPLETE).unwrap();
+        assert_eq!((requested(&run), requested(&run)), (1, 0));
+    }
 }
