@@ -26,7 +26,7 @@ fn slow_hanging_or_resetting_nodes_and_a_changed_hostfile_do_not_affect_the_run(
     }
 
     site.rig.verb("reset node03").unwrap();
-    // gdb reads the symbols of libtorch for seconds, so one node has the real one.
+    // gdb reads the symbols of libtorch for seconds, so only node01 uses the one of this machine.
     for node in ["node02", "node04"] {
         site.rig.add_program(node, "gdb", "#!/bin/sh\necho 'Thread 1'\n").unwrap();
     }
@@ -37,7 +37,7 @@ fn slow_hanging_or_resetting_nodes_and_a_changed_hostfile_do_not_affect_the_run(
         let Some(file) = file else { continue };
         let stacks = fs::read_to_string(file).unwrap();
         assert_eq!(stacks.matches(", rank ").count(), 1, "{stacks}");
-        assert!(stacks.contains("Thread 1"), "{stacks}");
+        assert!(node["node"] == "node01" || stacks.contains("Thread 1"), "{stacks}");
     }
     site.rig.verb("heal node03").unwrap();
     // All ranks still run.

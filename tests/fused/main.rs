@@ -178,6 +178,12 @@ fn the_words_of_philox_are_those_of_its_authors() {
     assert_eq!(run(&NORMAL.compile(&cuda(), &[]), &["words".to_owned()]), (AGREES, words.to_owned()));
 }
 
+/// The same hash is recorded in `src/kernels/src/normal.rs`, for the code that uses the vectors of the CPU.
+#[test]
+fn normal_numbers_without_vectors_have_the_recorded_hash() {
+    assert_eq!(run(&NORMAL.compile(&cuda(), &[]), &["hash".to_owned()]), (AGREES, "5538d43096e3404d\n".to_owned()));
+}
+
 /// Returns why normal numbers fail: of one thread, with a part of a counter, and of several blocks.
 fn why_normal(program: &Path, fault: usize) -> Option<&'static str> {
     let counts = [1, 4, 6, 1023, 1024, 1025, 2311];

@@ -15,7 +15,7 @@ inside_verb() { # VERB NODE [ARGUMENT]
 filter() { ip netns exec "$1" nft "add table inet fault; add chain inet fault in { type filter hook input priority 0; $3 }; $2"; }
 sshd_pid() { cat "$RIG/nodes/$1/sshd.pid"; }
 
-# Ends searches of a node and of the head for hardware addresses: one that began without a cable would fail, and refuse new connections.
+# Ends searches of a node and of the head for hardware addresses. If one began without a cable, the kernel would refuse new connections.
 forget_addresses() {
     ip netns exec "$1" ip neigh flush all
     ip neigh flush all

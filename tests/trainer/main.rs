@@ -503,8 +503,9 @@ fn the_peak_memory_of_a_step_is_the_forecast() {
         ("gathered-none", [1, 2, 1], blocks, [&gathered[..], &none].concat()),
     ];
     for (name, mesh, sizes, sets) in cases {
-        let [(few_foreseen, few), (many_foreseen, many)] = sizes
-            .map(|size| peak(&format!("{name}-{}", &size[size.len() - 1..]), mesh, &[&sets[..], &[size]].concat()));
+        let [(few_foreseen, few), (many_foreseen, many)] = sizes.map(|size| {
+            peak(&format!("{name}-{}", size.split('=').next_back().unwrap()), mesh, &[&sets[..], &[size]].concat())
+        });
         let (foreseen, measured) = (many_foreseen - few_foreseen, many - few);
         println!("{name}: {measured:.4} GiB, forecast {foreseen:.4} GiB");
         assert!(foreseen > 0.12, "{name}: {foreseen}");

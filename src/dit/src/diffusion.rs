@@ -88,7 +88,7 @@ impl NoiseSchedule {
         rescaled(&at, at[0], at[at.len() - 1])
     }
 
-    /// Returns the schedule with its tables on a device, which is then that of timesteps and latents.
+    /// Returns the schedule with its tables on a device. Timesteps and latents must be on the same device.
     #[must_use]
     pub fn on(&self, device: Device) -> Self {
         let there = |table: &Tensor| table.to_device(device);

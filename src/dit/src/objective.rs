@@ -7,7 +7,8 @@ use tch::{Device, Tensor};
 
 /// An objective of training. Its clones may be used in other threads.
 pub trait Objective: Clone + Send + 'static {
-    /// Returns the timesteps `[B]` at these quantiles of their distribution, each in `0.0..1.0`, for latents of a shape.
+    /// Returns the timesteps `[B]` at these quantiles of their distribution, each in `0.0..1.0`, for latents of a shape. They are on the
+    /// CPU, wherever the tables are.
     ///
     /// The trainer spreads the quantiles of a global batch evenly, and draws them the same on every mesh.
     fn timesteps(&self, quantiles: &[f64], shape: Shape) -> Tensor;

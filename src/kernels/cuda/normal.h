@@ -1,8 +1,8 @@
 // Standard normal numbers from a counter, the same on a GPU and on a CPU, bit for bit.
 //
 // Philox4x32-10 turns a key and a counter into four words (Salmon et al. 2011, "Parallel Random Numbers: As Easy as 1, 2, 3"). The
-// inverse of the normal distribution turns each word into a number (Wichura 1988, algorithm AS 241, function PPND7). Each operation rounds
-// as IEEE 754 defines it, and no multiplication is fused with an addition, so that the device makes no difference.
+// inverse of the normal cumulative distribution function turns each word into a number (Wichura 1988, algorithm AS 241, function PPND7).
+// Each operation rounds as IEEE 754 defines it, and no multiplication is fused with an addition, so that the device makes no difference.
 
 #pragma once
 

@@ -1,6 +1,6 @@
 //! Standard normal numbers that depend only on a key and their place, and have the same bits on every CPU and GPU.
 //!
-//! Philox4x32-10 makes random words, and the inverse of the normal distribution turns them into numbers; `cuda/normal.h` has the sources.
+//! Philox4x32-10 makes random words, and the inverse of the cumulative distribution turns them into numbers; `cuda/normal.h` has the sources.
 
 use crate::ffi;
 use std::ffi::c_int;
@@ -45,6 +45,15 @@ mod tests {
     fn the_numbers_of_a_key_never_change() {
         let numbers = normal(0x0123_4567_89ab_cdef, &[6], Device::Cpu);
         assert_eq!(bits(&numbers), [0xbf45_b47e, 0xbf1b_953c, 0x3fb3_4362, 0x3d5b_e7d3, 0xbf6b_7178, 0x3eed_a905]);
+    }
+
+    /// `tests/fused` records the same hash for code that is compiled without AVX2.
+    #[test]
+    fn many_numbers_of_a_key_have_the_recorded_hash() {
+        // FNV-1a, of words instead of bytes.
+        let hash = |hash: u64, bits: u32| (hash ^ u64::from(bits)).wrapping_mul(0x0100_0000_01b3);
+        let numbers = bits(&normal(7, &[100_000], Device::Cpu));
+        assert_eq!(numbers.into_iter().fold(0xcbf2_9ce4_8422_2325, hash), 0x5538_d430_96e3_404d);
     }
 
     #[test]

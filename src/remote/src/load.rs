@@ -118,7 +118,7 @@ mod tests {
         // On a busy machine the process may get a small part of a core.
         assert!(used("bash -c 'echo; while :; do :; done' & wait") > 0.0);
         // torchrun starts its workers in sessions of their own. This one exits after the leader.
-        assert!(used("setsid bash -c 'echo; while kill -0 \"$0\"; do :; done' $$ & wait") > 0.0);
+        assert!(used("setsid timeout 30 bash -c 'echo; while kill -0 \"$0\"; do :; done' $$ & wait") > 0.0);
     }
 
     #[test]

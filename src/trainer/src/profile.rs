@@ -29,11 +29,19 @@ pub fn requested(run: &RunDir) -> u64 {
     let file = run.profile_file();
     let Ok(text) = std::fs::read_to_string(&file) else { return 0 };
     let age = std::fs::metadata(&file).and_then(|meta| meta.modified()).ok().and_then(|time| time.elapsed().ok());
-    if text.is_empty() && age.is_some_and(|age| age < COMPLETE) {
-        return 0;
+    let steps = steps(&text, age);
+    if steps > 0 {
+        let _ = std::fs::remove_file(&file);
     }
-    let _ = std::fs::remove_file(&file);
-    text.trim().parse().unwrap_or(1)
+    steps
+}
+
+/// Returns the number of steps of a request whose file has this text and this age, if the age is known.
+fn steps(text: &str, age: Option<Duration>) -> u64 {
+    match text.is_empty() && age.is_some_and(|age| age < COMPLETE) {
+        true => 0,
+        false => text.trim().parse().unwrap_or(1).max(1),
+    }
 }
 
 impl Profile {
@@ -98,18 +106,17 @@ mod tests {
 
     #[test]
     fn an_empty_request_is_for_one_step_if_no_number_follows() {
+        let age = |seconds| Some(Duration::from_secs(seconds));
+        assert_eq!((steps("", age(0)), steps("", age(1)), steps("", None)), (0, 1, 1));
+        assert_eq!((steps("20\n", age(0)), steps("x", age(0)), steps("0", age(0))), (20, 1, 1));
+    }
+
+    #[test]
+    fn a_request_is_read_once() {
         let folder = tempfile::tempdir().unwrap();
         let run = RunDir::new(Utf8PathBuf::from_path_buf(folder.path().to_owned()).unwrap());
-        let request = |text: &str| {
-            std::fs::write(run.profile_file(), text).unwrap();
-            std::fs::File::open(run.profile_file()).unwrap()
-        };
         assert_eq!(requested(&run), 0);
-        drop(request("20\n"));
+        std::fs::write(run.profile_file(), "20\n").unwrap();
         assert_eq!((requested(&run), requested(&run)), (20, 0));
-        let file = request("");
-        assert_eq!(requested(&run), 0);
-        file.set_modified(std::time::SystemTime::now() - COMPLETE).unwrap();
-        assert_eq!((requested(&run), requested(&run)), (1, 0));
     }
 }

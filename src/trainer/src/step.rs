@@ -58,7 +58,7 @@ pub struct Outcome {
     pub requests: SaveStopRequests,
     /// The norm of all trained weights after the step; `None` if the step is not logged.
     pub weight_norm: Option<f64>,
-    /// Seconds that this rank spent reading data.
+    /// Seconds that this rank waited for data and, on the CPU, added noise.
     pub data_s: f64,
     /// Seconds of the forward pass.
     pub forward_s: f64,

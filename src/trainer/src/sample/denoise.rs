@@ -30,7 +30,7 @@ impl<F: Family> Denoiser<'_, F> {
     ///
     /// * `conditions` — the scaled tensors of the condition, fp32: `image` `[1, 1, C, h, w]`, or `known` `[1, T, 1, h, w]` and `masked`
     ///   `[1, T, C, h, w]`.
-    /// * `noise` — returns the noise of a draw with a shape, on any device.
+    /// * `noise` — returns the noise of a draw with a shape, on the CPU or on the device of the rank.
     /// * `after_step` — called after each step.
     ///
     /// # Errors

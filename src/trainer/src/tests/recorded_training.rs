@@ -435,7 +435,11 @@ fn follow<'a>(
             runs.extend(remats.iter().map(again));
         }
     }
-    run_in_processes(&runs);
+    // The largest meshes come first, so that no rank waits for the runs of others.
+    runs.sort_by_key(|what| std::cmp::Reverse(what.mesh.world()));
+    if !runs.is_empty() {
+        run_in_processes(&runs);
+    }
     runs.len()
 }
 

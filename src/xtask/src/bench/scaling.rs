@@ -258,7 +258,7 @@ fn none(_: &Value) -> String {
 }
 
 /// The quantities of the estimate, for the current code.
-const BASIS: [Basis; 12] = [
+const BASIS: [Basis; 13] = [
     Basis {
         quantity: "bytes that a rank sends",
         measured: "on CPUs, exactly the formula on four meshes",
@@ -349,8 +349,15 @@ const BASIS: [Basis; 12] = [
         proof: Proof::Report("a profile"),
     },
     Basis {
+        quantity: "bits of noise",
+        measured: "on CPUs with and without AVX2",
+        computed: none,
+        assumed: "on GPUs",
+        proof: Proof::Report("the CUDA kernels against the CPU"),
+    },
+    Basis {
         quantity: "data",
-        measured: "on CPUs, a batch is made during the step before",
+        measured: "on CPUs, a batch is read during the step before",
         computed: none,
         assumed: "takes no time of a step",
         proof: Proof::Report("a layer of the 3 s stage, memory against the plan"),
