@@ -72,8 +72,7 @@ fn a_rank_without_memory_names_the_phase_and_settings_that_fit() {
     );
 
     // Without recomputation, the activations of a large batch do not fit.
-    let sets = ["model.num_layers=6", "train.global_batch=256", "remat.mode=none", "train.steps=1"];
-    let large = with(&FROZEN, &sets);
+    let large = with(&FROZEN, &["model.num_layers=6", "train.global_batch=256", "remat.mode=none"]);
     let limit = 900 << 20;
     let (forward, outputs) = scene.launch_within(limit, "forward", &large).wait();
     let log = String::from_utf8_lossy(&outputs[0].stderr);

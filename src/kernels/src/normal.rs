@@ -4,13 +4,13 @@
 
 use crate::ffi;
 use std::ffi::c_int;
-use tch::{Device, TchError, Tensor};
+use tch::{Device, Tensor};
 
 /// Draws normal numbers of a shape, fp32, on a device. Number `n` of a key has the same bits in every shape and on every device.
 ///
-/// # Errors
-/// Memory is short, or the GPU does not exist or has failed.
-pub fn f_normal(key: u64, shape: &[i64], device: Device) -> Result<Tensor, TchError> {
+/// # Panics
+/// Memory is short, or the GPU does not exist or has failed. tch's own functions panic too.
+pub fn normal(key: u64, shape: &[i64], device: Device) -> Tensor {
     let gpu = match device {
         Device::Cuda(gpu) => gpu as c_int,
         _ => -1,
@@ -18,17 +18,9 @@ pub fn f_normal(key: u64, shape: &[i64], device: Device) -> Result<Tensor, TchEr
     let mut out = std::ptr::null_mut();
     // SAFETY: the shape outlives the call, which writes one new tensor on success.
     let status = unsafe { ffi::vidtui_normal(key, shape.as_ptr(), shape.len(), gpu, &mut out) };
-    ffi::done(status).map_err(TchError::Torch)?;
+    ffi::expect_done(status, "draw normal numbers");
     // SAFETY: the call above created the tensor and transfers ownership to us.
-    Ok(unsafe { Tensor::from_ptr(out) })
-}
-
-/// Draws normal numbers as [`f_normal`] does.
-///
-/// # Panics
-/// As [`f_normal`] fails. tch's own functions panic too.
-pub fn normal(key: u64, shape: &[i64], device: Device) -> Tensor {
-    f_normal(key, shape, device).unwrap_or_else(|error| panic!("cannot draw normal numbers: {error}"))
+    unsafe { Tensor::from_ptr(out) }
 }
 
 #[cfg(test)]

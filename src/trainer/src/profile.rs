@@ -38,10 +38,8 @@ pub fn requested(run: &RunDir) -> u64 {
 
 /// Returns the number of steps of a request whose file has this text and this age, if the age is known.
 fn steps(text: &str, age: Option<Duration>) -> u64 {
-    match text.is_empty() && age.is_some_and(|age| age < COMPLETE) {
-        true => 0,
-        false => text.trim().parse().unwrap_or(1).max(1),
-    }
+    let may_grow = text.is_empty() && age.is_some_and(|age| age < COMPLETE);
+    if may_grow { 0 } else { text.trim().parse().unwrap_or(1).max(1) }
 }
 
 impl Profile {

@@ -53,8 +53,8 @@ pub fn run_built(binaries: Vec<Binary>, filters: &[String]) -> Result<()> {
 pub fn run_faults(binaries: &[Binary]) -> Result<()> {
     let jobs = jobs::ignored(binaries, "xtask/scan")?;
     if jobs.is_empty() {
-        let fix = "mark the tests of faults in tests/scan with #[ignore]";
-        return Err(Failure::new("cannot break the CUDA kernels", "tests/scan has no ignored test", fix));
+        let fix = "look for its tests in tests/scan/faults.rs";
+        return Err(Failure::new("cannot break the CUDA kernels", "xtask/scan has no ignored test", fix));
     }
     succeeded(&run_jobs(jobs)?)
 }
