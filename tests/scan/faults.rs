@@ -62,20 +62,51 @@ const FAULTS_OF_PAIRS: Faults = Faults {
     ..FAULTS
 };
 
+/// Code for blocks of a cluster that share a sequence.
+const FAULTS_OF_CLUSTERS: Faults = Faults {
+    removed: &["gpu::cluster_barrier();", "sync_blocks<S>();"],
+    wrong: &[
+        ("ttt_sizes.h", "first = «unit / 16 % kTiles|0»;"),
+        ("ttt_tiles.h", "for (int block = «0|1»; block < S::kBlocks; ++block) gpu::store4_in_block(&at, block, v);"),
+        ("ttt_tiles.h", "block(«tile % S::kBlocks|0»)"),
+        ("ttt_tiles.h", "memory + ((((«own.tile / S::kBlocks|0») * S::kBlocks"),
+        ("ttt_tiles.h", "gpu::store16_in_block(place(rank, n), «own.block|rank», sums);"),
+        ("ttt_tiles.h", "gpu::load16(place(«(rank + i) % S::kBlocks|rank», n));"),
+        ("ttt_forward.h", "layer_unit = «rank * S::kUnits + unit|unit»;"),
+        (
+            "ttt_forward.h",
+            "z[n][i] = «normalizes ? s.outer_bias[column_at(n) + i % 2] : 0|s.outer_bias[column_at(n) + i % 2]»;",
+        ),
+        ("ttt_forward.h", "outer_layer(S::kMlp ? s.x : s.q, «s.query_sums|s.key_sums»);"),
+        ("ttt_backward.h", "layer_unit = «rank * S::kUnits + unit|unit»;"),
+        (
+            "ttt_backward.h",
+            "z[n][i] = «normalizes ? s.outer_bias[column_at(n) + i % 2] : 0|s.outer_bias[column_at(n) + i % 2]»;",
+        ),
+        ("ttt_backward.h", "fetch<S::kUnits, U>(s.x, PU, kept_x + «rank * S::kUnits|0», tokens"),
+        ("ttt_backward.h", "word(kept_x + «rank * S::kUnits|0» + wide_at"),
+        ("ttt_backward.h", "(kept + layout.dinner) + «rank * S::kUnits * F|0», F"),
+        ("ttt_backward.h", "if (rank == 0 || «i / F % S::kBlocks|0» != rank) continue;"),
+        ("ttt_backward.h", "gpu::store4_in_block(s.dbeta + i, 0, gpu::bits_of(«s.dbeta[i]|s.dgamma[i]»));"),
+    ],
+    ..FAULTS
+};
+
 /// Runs a program in three orders of threads; returns the reason of the first failure.
-fn why(program: &Path, fault: usize, sizes: [u32; 4]) -> Option<&'static str> {
+fn why(program: &Path, fault: usize, kinds: &[&str], sizes: [u32; 4]) -> Option<&'static str> {
     let [tokens, batches, group, chunk] = sizes;
-    let runs = (0..3).flat_map(|seed| {
-        ["linear", "mlp"].into_iter().map(move |kind| arguments(kind, [tokens, batches, group, chunk, seed]))
-    });
+    let runs =
+        (0..3).flat_map(|seed| kinds.iter().map(move |kind| arguments(kind, [tokens, batches, group, chunk, seed])));
     failure(program, fault, runs)
 }
 
-/// Compiles kernels of a width with faults; returns the program and the descriptions of the faults.
-fn broken(faults: &Faults, width: usize) -> (PathBuf, Vec<String>) {
+const KINDS: [&str; 2] = ["linear", "mlp"];
+
+/// Compiles kernels with faults; returns the program and the descriptions of the faults.
+fn broken(faults: &Faults, width: usize, blocks: usize) -> (PathBuf, Vec<String>) {
     let dir = TempDir::new().unwrap();
     let described = faults.write(dir.path());
-    (program(dir.path(), width), described)
+    (program(dir.path(), width, blocks), described)
 }
 
 /// Three tiles, so that the last of two that are computed together does not exist, and a group of two mini-batches and one of one.
@@ -84,15 +115,23 @@ const SIZES: [u32; 4] = [48, 3, 2, 1];
 #[test]
 #[ignore = "takes almost a minute; `cargo xtask ci` runs it"]
 fn every_broken_barrier_wait_and_index_is_found() {
-    let (program, faults) = broken(&FAULTS, 32);
-    all_found(&faults, |fault| why(&program, fault, SIZES));
+    let (program, faults) = broken(&FAULTS, 32, 1);
+    all_found(&faults, |fault| why(&program, fault, &KINDS, SIZES));
 }
 
 #[test]
 #[ignore = "takes half a minute; `cargo xtask ci` runs it"]
 fn every_broken_exchange_between_two_warps_is_found() {
-    let (program, faults) = broken(&FAULTS_OF_PAIRS, 64);
-    all_found(&faults, |fault| why(&program, fault, [32, 3, 2, 1]));
+    let (program, faults) = broken(&FAULTS_OF_PAIRS, 64, 1);
+    all_found(&faults, |fault| why(&program, fault, &KINDS, [32, 3, 2, 1]));
+}
+
+/// The first block has the first and the last of three tiles.
+#[test]
+#[ignore = "takes half a minute; `cargo xtask ci` runs it"]
+fn every_broken_exchange_between_blocks_of_a_cluster_is_found() {
+    let (program, faults) = broken(&FAULTS_OF_CLUSTERS, 32, 2);
+    all_found(&faults, |fault| why(&program, fault, &["mlp"], SIZES));
 }
 
 /// The pitch of rows is a constant, so the fault has a program of its own.
@@ -104,5 +143,5 @@ fn rows_whose_pitch_is_not_a_multiple_of_16_bytes_are_found() {
     let text = fs::read_to_string(cuda().join("ttt_sizes.h")).unwrap();
     assert!(text.contains("P = F + 8"));
     fs::write(sizes, text.replacen("P = F + 8", "P = F + 4", 1)).unwrap();
-    assert!(why(&program(dir.path(), 32), 0, SIZES).is_some());
+    assert!(why(&program(dir.path(), 32, 1), 0, &KINDS, SIZES).is_some());
 }

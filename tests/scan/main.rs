@@ -21,16 +21,16 @@ const WIDTHS: [usize; 4] = [16, 32, 48, 64];
 
 const PROGRAM: Program = Program { kernels: "kernels", parts: &["reference", "races", "check"] };
 
-/// Compiles the program with the kernels in the folder `kernels` for a width.
-fn program(kernels: &Path, width: usize) -> PathBuf {
-    PROGRAM.compile(kernels, &[format!("-DWIDTH={width}")])
+/// Compiles the program with the kernels in the folder `kernels` for a width, and `blocks` blocks of a cluster for TTT-MLP.
+fn program(kernels: &Path, width: usize, blocks: usize) -> PathBuf {
+    PROGRAM.compile(kernels, &[format!("-DWIDTH={width}"), format!("-DBLOCKS={blocks}")])
 }
 
-/// Compiles the program with the project's kernels, once per width.
+/// Compiles the program with the project's kernels for single blocks, once per width.
 fn whole(width: usize) -> &'static Path {
     static PROGRAMS: [OnceLock<PathBuf>; WIDTHS.len()] = [const { OnceLock::new() }; WIDTHS.len()];
     let index = WIDTHS.iter().position(|w| *w == width).expect("kernels of this width");
-    PROGRAMS[index].get_or_init(|| program(&cuda(), width))
+    PROGRAMS[index].get_or_init(|| program(&cuda(), width, 1))
 }
 
 /// Sizes of a run: tokens of a mini-batch, mini-batches, mini-batches between saved states, groups in a chunk of the
@@ -77,6 +77,26 @@ fn kernels_of_width_48_agree_with_the_reference() {
 #[test]
 fn kernels_of_width_64_agree_with_the_reference() {
     agrees(64, &[[64, 2, 1, 1, 1]]);
+}
+
+/// Clusters of 2 and 4 blocks: with fewer tiles of tokens than blocks, as many, and more; with one warp per tile, and with two.
+#[test]
+fn kernels_of_clusters_agree_with_the_reference_in_every_order_of_threads() {
+    let small = [[16, 3, 2, 1, 0], [32, 4, 2, 2, 1], [48, 5, 3, 1, 2], [64, 3, 1, 4, 3]];
+    let runs: [(usize, usize, &[Sizes]); 5] = [
+        (16, 2, &small),
+        (16, 4, &small),
+        (32, 2, &small[2..]),
+        (64, 2, &[[48, 2, 1, 1, 5]]),
+        (64, 4, &[[64, 2, 1, 1, 4]]),
+    ];
+    for (width, blocks, shapes) in runs {
+        let program = program(&cuda(), width, blocks);
+        for sizes in shapes {
+            let (status, text) = run(&program, &arguments("mlp", *sizes));
+            assert_eq!(status, AGREES, "width {width}, clusters of {blocks}, {sizes:?}:\n{text}");
+        }
+    }
 }
 
 /// Twenty shapes and orders of threads, the same in every run.

@@ -18,7 +18,7 @@ use dit::parallel::Alone;
 use dit::params::{SlotGrad, UnitParams, unit_specs};
 use dit::sampler::{Guidance, Prediction, Sampler, Stepped};
 use kernels::OnGpu;
-use kernels::ttt::{Inputs, Settings, scan};
+use kernels::ttt::{Blocks, Inputs, Settings, scan};
 use recipe::{FsdpUnit, Layer, Loss, LrAlignment, Model, Positions};
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -63,7 +63,11 @@ fn operator(path: &Utf8Path) -> usize {
     let recorded = |name: &str| case[name].permute([0, 3, 1, 2, 4]).reshape([samples * heads, batches * b, f]);
     let mut compared = 0;
     for scan_group in [1, 2, 16] {
-        let out = scan(Settings { mini_batch: b, scan_group, eps: 1e-6, on_gpu: OnGpu::Operators }, &inputs, None);
+        let out = scan(
+            Settings { mini_batch: b, scan_group, eps: 1e-6, on_gpu: OnGpu::Operators, blocks: Blocks::Auto },
+            &inputs,
+            None,
+        );
         let error = relative(&out, &recorded(&format!("out.{form}")), 0.0);
         assert!(error < 1e-5, "{path}: output differs by {error:e}");
         let scalar = (out * there(&recorded("dy"))).sum(Kind::Float);

@@ -14,6 +14,7 @@ namespace {
 namespace scan_cuda {
 
 bool supports(bool, int64_t, int64_t, int) { return false; }
+bool supports_clusters(bool, int64_t, int64_t, int) { return false; }
 at::Tensor plain(const at::Tensor&, size_t) { missing(); }
 at::Tensor forward(const std::vector<at::Tensor>&, const TttShape&, std::vector<at::Tensor>*) { missing(); }
 std::vector<at::Tensor> backward(const std::vector<at::Tensor>&, const TttShape&, const at::Tensor&) { missing(); }

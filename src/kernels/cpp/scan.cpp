@@ -32,10 +32,10 @@ enum class Means : int64_t {
   CudaKernel = 2,  // the CUDA kernel, on a GPU
 };
 
-TttShape shape_of(const variable_list& x, int64_t mini_batch, int64_t group, double eps) {
+TttShape shape_of(const variable_list& x, int64_t mini_batch, int64_t group, int64_t blocks, double eps) {
   const Tensor &q = x[0], &gamma = x[4], &w1 = x[6];
   const bool mlp = x[8].defined();
-  return {q.size(0), gamma.size(0), q.size(1), q.size(2), mlp ? w1.size(2) : 0, mini_batch, group,
+  return {q.size(0), gamma.size(0), q.size(1), q.size(2), mlp ? w1.size(2) : 0, mini_batch, group, blocks,
           static_cast<float>(eps)};
 }
 
@@ -205,12 +205,12 @@ variable_list backward(const variable_list& x, const TttShape& shape, const Tens
 struct Scan : torch::autograd::Function<Scan> {
   static Tensor forward(AutogradContext* ctx, const Tensor& q, const Tensor& k, const Tensor& target, const Tensor& eta,
                         const Tensor& gamma, const Tensor& beta, const Tensor& w1, const Tensor& b1,
-                        const Maybe& w2, const Maybe& b2, int64_t mini_batch, int64_t group, double eps, bool save,
-                        Means means, const SavedScan* known, SavedScan* made) {
+                        const Maybe& w2, const Maybe& b2, int64_t mini_batch, int64_t group, int64_t blocks, double eps,
+                        bool save, Means means, const SavedScan* known, SavedScan* made) {
     const variable_list came{q, k, target, eta, gamma, beta, w1, b1, w2.value_or(Tensor()), b2.value_or(Tensor())};
     variable_list x;
     for (const Tensor& t : came) x.push_back(means == Means::CudaKernel ? scan_cuda::plain(t, x.size()) : plain(t));
-    const TttShape shape = shape_of(x, mini_batch, group, eps);
+    const TttShape shape = shape_of(x, mini_batch, group, blocks, eps);
     Tensor out;
     variable_list states;
     variable_list* const saved = save || made != nullptr ? &states : nullptr;
@@ -234,6 +234,7 @@ struct Scan : torch::autograd::Function<Scan> {
       ctx->save_for_backward(x);
       ctx->saved_data["mini_batch"] = mini_batch;
       ctx->saved_data["group"] = group;
+      ctx->saved_data["blocks"] = blocks;
       ctx->saved_data["eps"] = eps;
       ctx->saved_data["means"] = static_cast<int64_t>(means);
       at::List<int64_t> kinds;
@@ -248,7 +249,7 @@ struct Scan : torch::autograd::Function<Scan> {
   static variable_list backward(AutogradContext* ctx, const variable_list& grad_outputs) {
     const variable_list x = ctx->get_saved_variables();
     const TttShape shape = shape_of(x, ctx->saved_data["mini_batch"].toInt(), ctx->saved_data["group"].toInt(),
-                                    ctx->saved_data["eps"].toDouble());
+                                    ctx->saved_data["blocks"].toInt(), ctx->saved_data["eps"].toDouble());
     const auto means = static_cast<Means>(ctx->saved_data["means"].toInt());
     const Tensor grad_out = means == Means::CudaKernel ? grad_outputs[0] : plain(grad_outputs[0]);
     variable_list g = means == Means::CudaKernel   ? scan_cuda::backward(x, shape, grad_out)
@@ -259,7 +260,7 @@ struct Scan : torch::autograd::Function<Scan> {
       if (g[i].defined()) g[i] = g[i].to(static_cast<at::ScalarType>(kinds[i]));
     }
     // The other arguments of the forward pass have no gradients.
-    g.resize(kTensors + 7);
+    g.resize(kTensors + 8);
     return g;
   }
 
@@ -288,11 +289,16 @@ int vidtui_ttt_supports(int mlp, int64_t width, int64_t mini_batch, int device) 
   return scan_cuda::supports(mlp != 0, width, mini_batch, device) ? 1 : 0;
 }
 
+// Whether they can be run in clusters of `blocks` blocks.
+int vidtui_ttt_supports_clusters(int mlp, int64_t width, int64_t blocks, int device) {
+  return scan_cuda::supports_clusters(mlp != 0, width, blocks, device) ? 1 : 0;
+}
+
 void vidtui_saved_scan_drop(SavedScan* saved) { delete saved; }
 
 // `tensors` are the ten tensors of the scan; the last two may be null. `known`, unless null, is the result for the same inputs: nothing
 // is computed. Unless `made` is null, the result is also returned there, to be freed with vidtui_saved_scan_drop.
-char* vidtui_ttt_scan(const Tensor* const* tensors, int64_t mini_batch, int64_t group, double eps, int means,
+char* vidtui_ttt_scan(const Tensor* const* tensors, int64_t mini_batch, int64_t group, int64_t blocks, double eps, int means,
                       const SavedScan* known, SavedScan** made, Tensor** out) {
   return guarded([&] {
     const auto t = [&](size_t i) -> const Tensor& { return *tensors[i]; };
@@ -301,7 +307,7 @@ char* vidtui_ttt_scan(const Tensor* const* tensors, int64_t mini_batch, int64_t 
     save = save && at::GradMode::is_enabled();
     auto saved = made != nullptr ? std::make_unique<SavedScan>() : nullptr;
     *out = new Tensor(Scan::apply(t(0), t(1), t(2), t(3), t(4), t(5), t(6), t(7), given(tensors[8]), given(tensors[9]),
-                                  mini_batch, group, eps, save, static_cast<Means>(means), known, saved.get()));
+                                  mini_batch, group, blocks, eps, save, static_cast<Means>(means), known, saved.get()));
     if (made != nullptr) *made = saved.release();
   });
 }

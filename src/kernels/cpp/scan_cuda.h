@@ -23,6 +23,7 @@ namespace scan_cuda {
 constexpr size_t kTensors = 10;
 
 bool supports(bool mlp, int64_t width, int64_t mini_batch, int device);
+bool supports_clusters(bool mlp, int64_t width, int64_t blocks, int device);
 
 // Returns a tensor as the kernels read it: tokens (the first three) in bf16, the others in fp32; contiguous and aligned to 16 bytes.
 at::Tensor plain(const at::Tensor& t, size_t index);

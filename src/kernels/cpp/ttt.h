@@ -13,6 +13,7 @@ struct TttShape {
   int64_t hidden;      // M, or 0 for the linear kind
   int64_t mini_batch;  // b
   int64_t group;       // mini-batches between saved states
+  int64_t blocks;      // of a cluster that shares a sequence in CUDA kernels; 0: chosen by the number of sequences
   float eps;           // of the inner LayerNorm
 };
 

@@ -27,7 +27,7 @@ __device__ __forceinline__ uint32_t pack(float low, float high) {
 
 __device__ __forceinline__ uint32_t bits_of(float v) { return __float_as_uint(v); }
 
-// 16 bytes of global memory, aligned to 16.
+// 16 bytes, aligned to 16.
 __device__ __forceinline__ uint4 load16(const void* from) { return *static_cast<const uint4*>(from); }
 __device__ __forceinline__ void store16(void* to, uint4 v) { *static_cast<uint4*>(to) = v; }
 
@@ -68,6 +68,37 @@ __device__ __forceinline__ float tanh_fast(float x) {
 
 // Starts to bring the line of an address of global memory into the L2 cache. Changes nothing else.
 __device__ __forceinline__ void prefetch(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
+
+// The most blocks of a cluster. GPUs before sm_90 have none.
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+constexpr int kMostBlocks = 8;
+#else
+constexpr int kMostBlocks = 1;
+#endif
+
+// Waits until all threads of the cluster have called this. What they stored before is then visible to all.
+__device__ __forceinline__ void cluster_barrier() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// The address of the same place in the shared memory of block `block` of the cluster.
+__device__ __forceinline__ unsigned address_in_block(const void* p, int block) {
+  unsigned r;
+  // Volatile, so that the compiler computes an address beside its store instead of keeping it in a register.
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(shared_address(p)), "r"(block));
+  return r;
+}
+
+// Store at the same place in the shared memory of block `block` of the cluster. All its blocks must have started, and none may end before
+// the next barrier of the cluster.
+__device__ __forceinline__ void store4_in_block(const void* to, int block, uint32_t v) {
+  asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(address_in_block(to, block)), "r"(v) : "memory");
+}
+__device__ __forceinline__ void store16_in_block(const void* to, int block, uint4 v) {
+  asm volatile("st.shared::cluster.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(address_in_block(to, block)), "r"(v.x), "r"(v.y), "r"(v.z),
+               "r"(v.w)
+               : "memory");
+}
 
 // Starts to copy 16 bytes from global to shared memory.
 __device__ __forceinline__ void copy16(void* to, const void* from) {

@@ -22,11 +22,18 @@ struct WorkspaceSize {
 };
 WorkspaceSize workspace_size(Kind kind, int width, const Shape& shape, int groups);
 
-// `saved` is null if no backward pass follows.
-cudaError_t forward(Kind kind, int width, const Shape& shape, const Inputs& in, bf16* out, float* saved, cudaStream_t stream);
+// Whether the kernels exist for clusters of `blocks` blocks, each of which has a part of a sequence's units, and the GPU has clusters.
+bool supports_clusters(Kind kind, int width, int blocks, int device);
 
-// Computes all gradients, in chunks of `groups` groups.
-cudaError_t backward(Kind kind, int width, const Shape& shape, const Inputs& in, const bf16* grad_out, const Workspace& work,
-                     int groups, const Grads& grads, cudaStream_t stream);
+// If single blocks would use a quarter of the multiprocessors or less: the largest supported clusters that all run at the same time. Else 1,
+// for single blocks.
+int blocks_for(Kind kind, int width, const Shape& shape, int device);
+
+// `saved` is null if no backward pass follows. `blocks` blocks of a cluster share a sequence.
+cudaError_t forward(Kind kind, int width, int blocks, const Shape& shape, const Inputs& in, bf16* out, float* saved, cudaStream_t stream);
+
+// Computes all gradients, in chunks of `groups` groups. The forward pass may have had other clusters.
+cudaError_t backward(Kind kind, int width, int blocks, const Shape& shape, const Inputs& in, const bf16* grad_out,
+                     const Workspace& work, int groups, const Grads& grads, cudaStream_t stream);
 
 }  // namespace ttt

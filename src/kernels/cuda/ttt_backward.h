@@ -18,7 +18,7 @@ namespace ttt {
 template <class S>
 struct ChainShared {
   bf16 *x, *y, *image, *k, *q, *g, *dz;
-  float *outer_bias, *part, *gamma, *beta, *dgamma, *dbeta, *exchanged[4];
+  float *outer_bias, *part, *gamma, *beta, *dgamma, *dbeta, *exchanged[4], *sums;  // `sums` from other blocks
   size_t size;
 
   __host__ __device__ ChainShared(char* base, int tokens) {
@@ -31,24 +31,29 @@ struct ChainShared {
     const size_t wide = S::kMlp ? size_t(tokens) * S::PU * 2 : 0, narrow = size_t(tokens) * S::P * 2;
     x = reinterpret_cast<bf16*>(next(wide));
     y = reinterpret_cast<bf16*>(next(wide));
-    image = reinterpret_cast<bf16*>(next(size_t(S::U) * S::P * 2));
+    image = reinterpret_cast<bf16*>(next(size_t(S::kUnits) * S::P * 2));
     for (bf16** tile : {&k, &q, &g, &dz}) *tile = reinterpret_cast<bf16*>(next(narrow));
     for (float** row : {&outer_bias, &gamma, &beta}) *row = reinterpret_cast<float*>(next(S::F * 4));
     for (float** rows : {&part, &dgamma, &dbeta}) *rows = reinterpret_cast<float*>(next(tokens / 16 * S::F * 4));
     for (float*& numbers : exchanged) numbers = reinterpret_cast<float*>(next(S::kSplit > 1 ? kShared * 4 : 0));
+    sums = reinterpret_cast<float*>(next(received<S>(tokens / 16) * 4));
   }
 };
 
-// One block per sequence. Chunks come from the last to the first; `carried` joins them.
+// One block, or one cluster of blocks, per sequence. Chunks come from the last to the first; `carried` joins them.
 template <class S>
 __global__ void __launch_bounds__(S::kThreads, 1) ttt_chain(const Shape shape, const Inputs in, const Workspace work,
                                                             const Chunk chunk, const Grads grads) {
-  constexpr int F = S::F, U = S::U, P = S::P, PU = S::PU, R = S::R, kOwned = 32 * S::kOwners;
+  if constexpr (S::kBlocks > gpu::kMostBlocks) return;
+  constexpr int F = S::F, U = S::U, P = S::P, PU = S::PU, R = S::R;
   const Lane l;
   const OwnTile<S> own(l);
-  const int tokens = shape.mini_batch, tiles = tokens / 16, row = own.row, unit = l.warp * R;
-  const bool owns = l.warp < S::kOwners, has_tile = own.tile < tiles;
-  const int sequence = blockIdx.x, head = sequence % shape.heads, batches = shape.length / tokens;
+  const int sequence = blockIdx.x / S::kBlocks, rank = blockIdx.x % S::kBlocks, head = sequence % shape.heads;
+  // The warp's first unit, of those of the block and of all.
+  const int unit = l.warp * R, layer_unit = rank * S::kUnits + unit;
+  const int tokens = shape.mini_batch, tiles = tokens / 16, row = own.row, batches = shape.length / tokens;
+  const bool owns = l.warp < S::kOwners, has_tile = own.tile < tiles, normalizes = has_tile && own.block == rank;
+  const Places<S> places(layer_unit, l.thread, l.lane);
   const int groups = (batches + shape.group - 1) / shape.group;
   const int first = chunk.first_group * shape.group, span = chunk.groups * shape.group;
   const int last = first + span < batches ? first + span : batches;
@@ -62,7 +67,7 @@ __global__ void __launch_bounds__(S::kThreads, 1) ttt_chain(const Shape shape, c
 #pragma unroll
     for (int j = 0; j < S::kUnitTiles; ++j)
 #pragma unroll
-      for (int i = 0; i < 2; ++i) f(inner_bias[j][i], unit + j * 8 + l.c + i);
+      for (int i = 0; i < 2; ++i) f(inner_bias[j][i], layer_unit + j * 8 + l.c + i);
   };
   float* carried = work.carried + int64_t(sequence) * S::kState;
   float* carried_biases = carried + (S::kMlp ? 2 : 1) * S::kWeights;
@@ -73,7 +78,7 @@ __global__ void __launch_bounds__(S::kThreads, 1) ttt_chain(const Shape shape, c
       for (int n = 0; n < S::kColumnTiles; ++n)
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const int at = ((m * S::kColumnTiles + n) * 4 + i) * kOwned + l.thread;
+          const int at = places.weight(m, n, i);
           f(outer[m][n][i], carried[at]);
           if constexpr (S::kMlp) f(inner[m][n][i], carried[S::kWeights + at]);
         }
@@ -93,28 +98,29 @@ __global__ void __launch_bounds__(S::kThreads, 1) ttt_chain(const Shape shape, c
   const auto wide_at = [&](int tile, int j, int h, int pitch) {
     return (tile * 16 + l.g + h * 8) * pitch + unit + j * 8 + l.c;
   };
-  const auto pair_at = [&](int tile, int j, int h) { return ((tile * S::kUnitTiles + j) * 2 + h) * kOwned + l.thread; };
 
   // Loads this thread's pairs of a tile at once: a load after a store to the workspace would wait for it.
   const auto load_pairs = [&](uint32_t (&to)[S::kUnitTiles][2], size_t part, const char* kept, int tile) {
 #pragma unroll
     for (int j = 0; j < S::kUnitTiles; ++j)
 #pragma unroll
-      for (int h = 0; h < 2; ++h) to[j][h] = reinterpret_cast<const uint32_t*>(kept + part)[pair_at(tile, j, h)];
+      for (int h = 0; h < 2; ++h) to[j][h] = reinterpret_cast<const uint32_t*>(kept + part)[places.pair(tile, j, h)];
   };
   const auto column_at = [&](int n) { return own.column + n * 8 + l.c; };
 
+  if constexpr (S::kBlocks > 1) gpu::cluster_barrier();  // All blocks have started.
   for (int batch = last - 1; batch >= first; --batch) {
     char* kept = work.kept + (int64_t(sequence) * span + batch - first) * layout.size;
     bf16* kept_x = reinterpret_cast<bf16*>(kept + layout.x);
     const uint32_t* packed = reinterpret_cast<const uint32_t*>(kept + layout.outer);  // W2 before the update
-    const auto packed_at = [&](int m, int n, int h) { return packed[((m * S::kColumnTiles + n) * 2 + h) * kOwned + l.thread]; };
+    const auto packed_at = [&](int m, int n, int h) { return packed[places.rounded(m, n, h)]; };
     __syncthreads();  // The last mini-batch is finished with all buffers.
     // Bring what the replay left for the next mini-batch into the L2 cache, which answers sooner than memory.
     if (batch > first) {
       const auto prefetch = [&](const void* from, size_t bytes) {
         constexpr int kLine = 128;
-        for (size_t at = size_t(l.thread) * kLine; at < bytes; at += size_t(S::kThreads) * kLine) {
+        constexpr int kThreads = S::kBlocks * S::kThreads;
+        for (size_t at = size_t(rank * S::kThreads + l.thread) * kLine; at < bytes; at += size_t(kThreads) * kLine) {
           gpu::prefetch(static_cast<const char*>(from) + at);
         }
       };
@@ -130,7 +136,7 @@ __global__ void __launch_bounds__(S::kThreads, 1) ttt_chain(const Shape shape, c
     gpu::copy_commit();
     fetch_narrow(s.k, in.k + token_at(batch) * F);
     fetch_narrow(s.g, kept + layout.g);
-    if constexpr (S::kMlp) fetch<U>(s.x, PU, kept_x, tokens, l.thread, S::kThreads);
+    if constexpr (S::kMlp) fetch<S::kUnits, U>(s.x, PU, kept_x + rank * S::kUnits, tokens, l.thread, S::kThreads);
     gpu::copy_commit();
     if constexpr (S::kMlp) {
       if (owns) {
@@ -153,7 +159,7 @@ __global__ void __launch_bounds__(S::kThreads, 1) ttt_chain(const Shape shape, c
           const auto load = [&](size_t part) {
 #pragma unroll
             for (int m = 0; m < S::kRowTiles; ++m) {
-              const uint4 v = reinterpret_cast<const uint4*>(kept + part)[(tile * S::kRowTiles + m) * kOwned + l.thread];
+              const uint4 v = reinterpret_cast<const uint4*>(kept + part)[places.fragment(tile, m)];
               a[m][0] = v.x, a[m][1] = v.y, a[m][2] = v.z, a[m][3] = v.w;
             }
           };
@@ -201,12 +207,12 @@ __global__ void __launch_bounds__(S::kThreads, 1) ttt_chain(const Shape shape, c
               for (int h = 0; h < 2; ++h) {
                 const float d0 = d[t][j][2 * h], d1 = d[t][j][2 * h + 1];
                 word(s.y + wide_at(tile + t, j, h, PU)) = gpu::pack(d0 * low(slope[j][h]), d1 * high(slope[j][h]));
-                reinterpret_cast<uint32_t*>(kept + layout.curve)[pair_at(tile + t, j, h)] =
+                reinterpret_cast<uint32_t*>(kept + layout.curve)[places.pair(tile + t, j, h)] =
                     gpu::pack(d0 * low(curve[j][h]), d1 * high(curve[j][h]));
               }
           }
         }
-        write_image<S>(reinterpret_cast<bf16*>(kept + layout.dinner), F, inner, l);
+        write_image<S>(reinterpret_cast<bf16*>(kept + layout.dinner) + rank * S::kUnits * F, F, inner, l);
       }
       __syncthreads();  // dU and the image of W2 are complete.
     }
@@ -215,7 +221,7 @@ __global__ void __launch_bounds__(S::kThreads, 1) ttt_chain(const Shape shape, c
 #pragma unroll
       for (int n = 0; n < S::kOwnTiles; ++n)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) z[n][i] = s.outer_bias[column_at(n) + i % 2];
+        for (int i = 0; i < 4; ++i) z[n][i] = normalizes ? s.outer_bias[column_at(n) + i % 2] : 0;
       if constexpr (S::kMlp) add_product<S>(z, s.y, PU, row, s.image, own.column, l.lane);
     }
     if constexpr (S::kMlp) __syncthreads();  // All warps have read the image of W2.
@@ -223,8 +229,9 @@ __global__ void __launch_bounds__(S::kThreads, 1) ttt_chain(const Shape shape, c
     __syncthreads();  // The image of D2 is complete.
 
     // From dG to dZ, dT and dη.
-    if (has_tile) {
-      add_product<S>(z, S::kMlp ? s.x : s.k, S::kMlp ? PU : P, row, s.image, own.column, l.lane);
+    if (has_tile) add_product<S>(z, S::kMlp ? s.x : s.k, S::kMlp ? PU : P, row, s.image, own.column, l.lane);
+    add_of_blocks<S>(z, s.sums, own, has_tile, rank, l);
+    if (normalizes) {
       // x̂, the output of the inner LayerNorm minus the target, and sums over the rows; of rows g and g + 8.
       float hats[2][S::kOwnTiles][2], residuals[2][S::kOwnTiles][2], inverses[2], etas[2], sums[2][2];
       // Calls f(h, d, x̂, residual, column) for each number of the rows.
@@ -312,11 +319,13 @@ __global__ void __launch_bounds__(S::kThreads, 1) ttt_chain(const Shape shape, c
           d = (d - mean_x - hat * projection_x) * inverses[h] + dsigma * hat / F;
         });
 #pragma unroll
-        for (int n = 0; n < S::kOwnTiles; ++n) word(s.dz + r * P + column_at(n)) = gpu::pack(z[n][2 * h], z[n][2 * h + 1]);
+        for (int n = 0; n < S::kOwnTiles; ++n) {
+          store_in_all<S>(word(s.dz + r * P + column_at(n)), gpu::pack(z[n][2 * h], z[n][2 * h + 1]));
+        }
       }
-      sum_columns(s.part + own.tile * F + own.column, z, l);
+      sum_columns<S>(s.part + own.tile * F + own.column, z, l);
     }
-    __syncthreads();  // dZ is complete.
+    sync_blocks<S>();  // dZ is complete.
 
     // The gradient of the weights before the update.
     if (l.thread < F) {
@@ -359,7 +368,9 @@ __global__ void __launch_bounds__(S::kThreads, 1) ttt_chain(const Shape shape, c
                 const float d1 = d[t][j][2 * h + 1] * high(slope[j][h]) + high(curve[j][h]);
                 sums[j][0] += d0;
                 sums[j][1] += d1;
-                word(s.y + wide_at(tile + t, j, h, PU)) = word(kept_x + wide_at(tile + t, j, h, U)) = gpu::pack(d0, d1);
+                const uint32_t dz1 = gpu::pack(d0, d1);
+                word(s.y + wide_at(tile + t, j, h, PU)) = dz1;
+                word(kept_x + rank * S::kUnits + wide_at(tile + t, j, h, U)) = dz1;
               }
           } else {
 #pragma unroll
@@ -392,16 +403,25 @@ __global__ void __launch_bounds__(S::kThreads, 1) ttt_chain(const Shape shape, c
       if (S::kMlp && l.g == 0) each_inner_bias([&](const float& d, int u) { carried_biases[F + u] = d; });
     } else {
       float* outer_weight = grads.outer_weight + int64_t(sequence) * U * F;
-      each_weight<S>(outer, l, [&](float& d, int u, int f) { outer_weight[u * F + f] = d; });
+      each_weight<S>(outer, layer_unit, l, [&](float& d, int u, int f) { outer_weight[u * F + f] = d; });
       if constexpr (S::kMlp) {
         float* inner_weight = grads.inner_weight + int64_t(sequence) * F * U;
-        each_weight<S>(inner, l, [&](float& d, int u, int f) { inner_weight[f * U + u] = d; });
+        each_weight<S>(inner, layer_unit, l, [&](float& d, int u, int f) { inner_weight[f * U + u] = d; });
         if (l.g == 0) each_inner_bias([&](float& d, int u) { grads.inner_bias[int64_t(sequence) * U + u] = d; });
       }
     }
   }
+  if constexpr (S::kBlocks > 1) {
+    // The first block adds the rows of all tiles.
+    for (int i = l.thread; i < tiles * F; i += S::kThreads) {
+      if (rank == 0 || i / F % S::kBlocks != rank) continue;
+      gpu::store4_in_block(s.dgamma + i, 0, gpu::bits_of(s.dgamma[i]));
+      gpu::store4_in_block(s.dbeta + i, 0, gpu::bits_of(s.dbeta[i]));
+    }
+    gpu::cluster_barrier();
+  }
   // The last barrier of the loop is after the last sum.
-  if (l.thread < F) {
+  if (rank == 0 && l.thread < F) {
     (ends ? grads.outer_bias + int64_t(sequence) * F : carried_biases)[l.thread] = s.outer_bias[l.thread];
     float dgamma = starts ? 0 : grads.gamma[int64_t(sequence) * F + l.thread];
     float dbeta = starts ? 0 : grads.beta[int64_t(sequence) * F + l.thread];

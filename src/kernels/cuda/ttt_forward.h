@@ -1,9 +1,12 @@
-// The forward pass of the TTT scan, and its replay for the backward pass. One block computes one sequence, or one group of
-// mini-batches of a sequence.
+// The forward pass of the TTT scan, and its replay for the backward pass. One block, or a cluster of blocks in the forward pass, computes
+// one sequence; one block replays one group of mini-batches of a sequence.
 //
 // The state stays in registers: warp w has rows R·w… of the outer weights and of the transposed inner weights. The
 // products that sum over all units read a bf16 image of the weights in shared memory; one warp, or two that share the columns, compute
 // 16 rows of them and their LayerNorm. Both kinds of work alternate, with a barrier between them.
+//
+// The blocks of a cluster divide the units, and each sums the products over its own. The sums of a tile of 16 tokens go to the block that
+// normalises the tile; that block sends the tile of G to all.
 
 #pragma once
 
@@ -15,6 +18,7 @@ template <class S>
 struct ForwardShared {
   bf16 *x, *slope, *image, *k, *q, *t, *g;  // k holds two mini-batches
   float *eta, *outer_bias, *part, *gamma, *beta, *dgamma, *dbeta, *of_norm, *of_gradient;
+  float *key_sums, *query_sums;  // from other blocks; one memory for both would be written before it is read
   size_t size;
 
   __host__ __device__ ForwardShared(char* base, int tokens) {
@@ -27,13 +31,14 @@ struct ForwardShared {
     const size_t wide = S::kMlp ? size_t(tokens) * S::PU * 2 : 0, narrow = size_t(tokens) * S::P * 2;
     x = reinterpret_cast<bf16*>(next(wide));
     slope = reinterpret_cast<bf16*>(next(wide));
-    image = reinterpret_cast<bf16*>(next(size_t(S::U) * S::P * 2));
+    image = reinterpret_cast<bf16*>(next(size_t(S::kUnits) * S::P * 2));
     k = reinterpret_cast<bf16*>(next(2 * narrow));
     for (bf16** tile : {&q, &t, &g}) *tile = reinterpret_cast<bf16*>(next(narrow));
     eta = reinterpret_cast<float*>(next(tokens * 4));
     for (float** row : {&outer_bias, &gamma, &beta}) *row = reinterpret_cast<float*>(next(S::F * 4));
     for (float** rows : {&part, &dgamma, &dbeta}) *rows = reinterpret_cast<float*>(next(tokens / 16 * S::F * 4));
     for (float** numbers : {&of_norm, &of_gradient}) *numbers = reinterpret_cast<float*>(next(S::kSplit > 1 ? kShared * 4 : 0));
+    for (float** sums : {&key_sums, &query_sums}) *sums = reinterpret_cast<float*>(next(received<S>(tokens / 16) * 4));
   }
 };
 
@@ -52,14 +57,19 @@ struct ReplayResults {
 
 template <class S, class Results>
 __global__ void __launch_bounds__(S::kThreads, 1) ttt_scan(const Shape shape, const Inputs in, const Results results) {
+  if constexpr (S::kBlocks > gpu::kMostBlocks) return;
   constexpr bool kReplay = sizeof(Results) == sizeof(ReplayResults);
+  static_assert(!kReplay || S::kBlocks == 1, "groups are replayed in parallel, so that clusters are not needed");
   constexpr int F = S::F, U = S::U, P = S::P, PU = S::PU, R = S::R;
   const Lane l;
   const OwnTile<S> own(l);
-  const int tokens = shape.mini_batch, tiles = tokens / 16, row = own.row, unit = l.warp * R;
-  const bool owns = l.warp < S::kOwners, has_tile = own.tile < tiles;
-  const int sequence = blockIdx.x, head = sequence % shape.heads, batches = shape.length / tokens;
-  const int groups = (batches + shape.group - 1) / shape.group;
+  const int sequence = blockIdx.x / S::kBlocks, rank = blockIdx.x % S::kBlocks, head = sequence % shape.heads;
+  // The warp's first unit, of those of the block and of all.
+  const int unit = l.warp * R, layer_unit = rank * S::kUnits + unit;
+  const int tokens = shape.mini_batch, tiles = tokens / 16, row = own.row;
+  const bool owns = l.warp < S::kOwners, has_tile = own.tile < tiles, normalizes = has_tile && own.block == rank;
+  const int batches = shape.length / tokens, groups = (batches + shape.group - 1) / shape.group;
+  const Places<S> places(layer_unit, l.thread, l.lane);
   const ForwardShared<S> s(gpu::shared_memory(), tokens);
   const Kept<S> layout(tokens);
   int first = 0, last = batches;
@@ -74,13 +84,10 @@ __global__ void __launch_bounds__(S::kThreads, 1) ttt_scan(const Shape shape, co
 #pragma unroll
     for (int j = 0; j < S::kUnitTiles; ++j)
 #pragma unroll
-      for (int i = 0; i < 2; ++i) f(inner_bias[j][i], unit + j * 8 + l.c + i);
+      for (int i = 0; i < 2; ++i) f(inner_bias[j][i], layer_unit + j * 8 + l.c + i);
   };
   // A saved state: outer accumulators by thread, inner accumulators by thread, biases.
   const auto state_at = [&](auto* states, int group) { return states + (int64_t(sequence) * groups + group) * S::kState; };
-  const auto by_thread = [&](int m, int n, int i) {
-    return ((m * S::kColumnTiles + n) * 4 + i) * (32 * S::kOwners) + l.thread;
-  };
   const auto each_saved = [&](auto* at, auto f) {
     if (owns) {
 #pragma unroll
@@ -89,8 +96,8 @@ __global__ void __launch_bounds__(S::kThreads, 1) ttt_scan(const Shape shape, co
         for (int n = 0; n < S::kColumnTiles; ++n)
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
-            f(outer[m][n][i], at[by_thread(m, n, i)]);
-            if constexpr (S::kMlp) f(inner[m][n][i], at[S::kWeights + by_thread(m, n, i)]);
+            f(outer[m][n][i], at[places.weight(m, n, i)]);
+            if constexpr (S::kMlp) f(inner[m][n][i], at[S::kWeights + places.weight(m, n, i)]);
           }
     }
   };
@@ -107,9 +114,9 @@ __global__ void __launch_bounds__(S::kThreads, 1) ttt_scan(const Shape shape, co
     for (int i = l.thread; i < tiles * F; i += S::kThreads) s.dgamma[i] = s.dbeta[i] = 0;
   } else {
     if (owns) {
-      each_weight<S>(outer, l, [&](float& w, int u, int f) { w = in.outer_weight[(head * U + u) * F + f]; });
+      each_weight<S>(outer, layer_unit, l, [&](float& w, int u, int f) { w = in.outer_weight[(head * U + u) * F + f]; });
       if constexpr (S::kMlp) {
-        each_weight<S>(inner, l, [&](float& w, int u, int f) { w = in.inner_weight[(head * F + f) * U + u]; });
+        each_weight<S>(inner, layer_unit, l, [&](float& w, int u, int f) { w = in.inner_weight[(head * F + f) * U + u]; });
         each_inner_bias([&](float& b, int u) { b = in.inner_bias[head * U + u]; });
       }
       write_image<S>(s.image, P, outer, l);
@@ -122,16 +129,18 @@ __global__ void __launch_bounds__(S::kThreads, 1) ttt_scan(const Shape shape, co
   const auto fetch_tokens = [&](bf16* to, const bf16* from, int batch) {
     fetch<F>(to, P, from + token_at(batch) * F, tokens, l.thread, S::kThreads);
   };
-  // z = rows of `x` through the outer layer, normalised. The column of z[n] in a thread.
+  // z = rows of `x` through the outer layer. The column of z[n] in a thread.
   float z[S::kOwnTiles][4], inverse[2];
   const auto column_at = [&](int n) { return own.column + n * 8 + l.c; };
-  const auto outer_layer = [&](const bf16* x) {
+  const auto outer_layer = [&](const bf16* x, float* sums) {
+    if (has_tile) {
 #pragma unroll
-    for (int n = 0; n < S::kOwnTiles; ++n)
+      for (int n = 0; n < S::kOwnTiles; ++n)
 #pragma unroll
-      for (int i = 0; i < 4; ++i) z[n][i] = s.outer_bias[column_at(n) + i % 2];
-    add_product<S>(z, x, S::kMlp ? PU : P, row, s.image, own.column, l.lane);
-    normalize<S>(z, inverse, shape.eps, s.of_norm, own, l);
+        for (int i = 0; i < 4; ++i) z[n][i] = normalizes ? s.outer_bias[column_at(n) + i % 2] : 0;
+      add_product<S>(z, x, S::kMlp ? PU : P, row, s.image, own.column, l.lane);
+    }
+    add_of_blocks<S>(z, sums, own, has_tile, rank, l);
   };
   // All tiles times this warp's weights: f(two products, tile, j, h) for each pair of units, on sums that start with `bias`.
   const auto each_own_product = [&](const bf16* x, const Weights<S>& w, auto bias, auto f) {
@@ -156,17 +165,15 @@ __global__ void __launch_bounds__(S::kThreads, 1) ttt_scan(const Shape shape, co
   };
   const auto without_bias = [](int, int) { return 0.0f; };
   const auto with_inner_bias = [&](int j, int i) { return inner_bias[j][i]; };
-  // The place of this thread's pair of units in wide arrays: [b, U] in rows of `pitch`, and by thread.
+  // The place of this thread's pair of units in wide arrays, which have rows of `pitch`.
   const auto wide_at = [&](int tile, int j, int h, int pitch) {
     return (tile * 16 + l.g + h * 8) * pitch + unit + j * 8 + l.c;
-  };
-  const auto pair_at = [&](int tile, int j, int h) {
-    return ((tile * S::kUnitTiles + j) * 2 + h) * (32 * S::kOwners) + l.thread;
   };
 
   const auto keys_at = [&](int batch) { return s.k + batch % 2 * tokens * P; };
   fetch_tokens(keys_at(first), in.k, first);
   gpu::copy_commit();
+  if constexpr (S::kBlocks > 1) gpu::cluster_barrier();  // All blocks have started.
   for (int batch = first; batch < last; ++batch) {
     const bf16* k = keys_at(batch);
     char* kept = nullptr;
@@ -177,7 +184,7 @@ __global__ void __launch_bounds__(S::kThreads, 1) ttt_scan(const Shape shape, co
       float* to = state_at(results.saved, batch / shape.group);
       each_saved(to, [](const float& w, float& saved) { saved = w; });
       float* biases = to + (S::kMlp ? 2 : 1) * S::kWeights;
-      if (l.thread < F) biases[l.thread] = s.outer_bias[l.thread];
+      if (rank == 0 && l.thread < F) biases[l.thread] = s.outer_bias[l.thread];
       if (S::kMlp && owns && l.g == 0) each_inner_bias([&](const float& b, int u) { biases[F + u] = b; });
     }
     gpu::copy_wait<0>();
@@ -202,8 +209,7 @@ __global__ void __launch_bounds__(S::kThreads, 1) ttt_scan(const Shape shape, co
           for (int n = 0; n < S::kColumnTiles; ++n)
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
-              packed[((m * S::kColumnTiles + n) * 2 + h) * (32 * S::kOwners) + l.thread] =
-                  gpu::pack(outer[m][n][2 * h], outer[m][n][2 * h + 1]);
+              packed[places.rounded(m, n, h)] = gpu::pack(outer[m][n][2 * h], outer[m][n][2 * h + 1]);
             }
         if constexpr (S::kMlp) write_image<S>(reinterpret_cast<bf16*>(kept + layout.inner), F, inner, l);
       }
@@ -215,8 +221,8 @@ __global__ void __launch_bounds__(S::kThreads, 1) ttt_scan(const Shape shape, co
           word(s.slope + wide_at(tile, j, h, PU)) = slope;
           if constexpr (kReplay) {
             word(reinterpret_cast<bf16*>(kept + layout.x) + wide_at(tile, j, h, U)) = x;
-            reinterpret_cast<uint32_t*>(kept + layout.slope)[pair_at(tile, j, h)] = slope;
-            reinterpret_cast<uint32_t*>(kept + layout.curve)[pair_at(tile, j, h)] = gpu::pack(a.curve, b.curve);
+            reinterpret_cast<uint32_t*>(kept + layout.slope)[places.pair(tile, j, h)] = slope;
+            reinterpret_cast<uint32_t*>(kept + layout.curve)[places.pair(tile, j, h)] = gpu::pack(a.curve, b.curve);
           }
         });
       }
@@ -225,8 +231,9 @@ __global__ void __launch_bounds__(S::kThreads, 1) ttt_scan(const Shape shape, co
     __syncthreads();  // X, the image, targets, queries and rates are complete.
 
     // G = -η∘g2.
-    if (has_tile) {
-      outer_layer(S::kMlp ? s.x : k);
+    outer_layer(S::kMlp ? s.x : k, s.key_sums);
+    if (normalizes) {
+      normalize<S>(z, inverse, shape.eps, s.of_norm, own, l);
       float gradient[2][S::kOwnTiles][2], sums[2][2];  // sums: of the gradient, and of its product with x̂
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
@@ -265,16 +272,16 @@ __global__ void __launch_bounds__(S::kThreads, 1) ttt_scan(const Shape shape, co
             v = (gradient[h][n][i] - mean - v * projection) * scale;
           }
           const uint32_t rounded = gpu::pack(z[n][2 * h], z[n][2 * h + 1]);
-          word(s.g + r * P + column_at(n)) = rounded;
+          store_in_all<S>(word(s.g + r * P + column_at(n)), rounded);
           if constexpr (kReplay) word(reinterpret_cast<bf16*>(kept + layout.g) + r * F + column_at(n)) = rounded;
         }
         if constexpr (kReplay) {
           if (l.c == 0 && own.half == 0) reinterpret_cast<float*>(kept + layout.inverse)[r] = inverse[h];
         }
       }
-      sum_columns(s.part + own.tile * F + own.column, z, l);
+      sum_columns<S>(s.part + own.tile * F + own.column, z, l);
     }
-    __syncthreads();  // G is complete.
+    sync_blocks<S>();  // G is complete.
 
     // The update of all weights, and the query's X.
     if (l.thread < F) {
@@ -292,7 +299,7 @@ __global__ void __launch_bounds__(S::kThreads, 1) ttt_scan(const Shape shape, co
           place = gpu::pack(v0, v1);
           if constexpr (kReplay) {
             word(reinterpret_cast<bf16*>(kept + layout.g1) + wide_at(tile, j, h, U)) = place;
-            uint32_t& curve = reinterpret_cast<uint32_t*>(kept + layout.curve)[pair_at(tile, j, h)];
+            uint32_t& curve = reinterpret_cast<uint32_t*>(kept + layout.curve)[places.pair(tile, j, h)];
             curve = gpu::pack(u0 * low(curve), u1 * high(curve));
           }
         });
@@ -323,8 +330,9 @@ __global__ void __launch_bounds__(S::kThreads, 1) ttt_scan(const Shape shape, co
     }
     __syncthreads();  // The updated image and the query's X are complete.
 
-    if (has_tile) {
-      outer_layer(S::kMlp ? s.x : s.q);
+    outer_layer(S::kMlp ? s.x : s.q, s.query_sums);
+    if (normalizes) {
+      normalize<S>(z, inverse, shape.eps, s.of_norm, own, l);
       const auto place_of = [&](int r) { return (token_at(batch) + r) * F; };
       if constexpr (kReplay) {
         // The gradient of Z2 from that of out = Q + γ∘x̂ + β.
@@ -369,7 +377,7 @@ __global__ void __launch_bounds__(S::kThreads, 1) ttt_scan(const Shape shape, co
             word(reinterpret_cast<bf16*>(kept + layout.dzq) + r * F + column_at(n)) = rounded;
           }
         }
-        sum_columns(reinterpret_cast<float*>(kept + layout.sum2) + own.tile * F + own.column, z, l);
+        sum_columns<S>(reinterpret_cast<float*>(kept + layout.sum2) + own.tile * F + own.column, z, l);
       } else {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
@@ -417,7 +425,7 @@ __global__ void __launch_bounds__(S::kThreads, 1) ttt_scan(const Shape shape, co
             load_factor<S>(d, s.slope, PU, tile * 16, unit, l.lane);
 #pragma unroll
             for (int m = 0; m < S::kRowTiles; ++m) {
-              const int at = (tile * S::kRowTiles + m) * (32 * S::kOwners) + l.thread;
+              const int at = places.fragment(tile, m);
               reinterpret_cast<uint4*>(kept + layout.xq)[at] = make_uint4(x[m][0], x[m][1], x[m][2], x[m][3]);
               reinterpret_cast<uint4*>(kept + layout.dzq1)[at] = make_uint4(d[m][0], d[m][1], d[m][2], d[m][3]);
             }

@@ -18,24 +18,48 @@ using bf16 = uint16_t;
 constexpr int kMostTokens = 64;
 constexpr int kMostTiles = kMostTokens / 16;
 
-template <int kWidth, bool kIsMlp>
+template <int kWidth, bool kIsMlp, int kClusterBlocks = 1>
 struct Sizes {
   static constexpr bool kMlp = kIsMlp;
-  static constexpr int F = kWidth, U = kMlp ? 4 * F : F;
+  // kBlocks blocks of a cluster share a sequence. Each has kUnits of the units.
+  static constexpr int kBlocks = kClusterBlocks;
+  static constexpr int F = kWidth, U = kMlp ? 4 * F : F, kUnits = U / kBlocks;
   static_assert(F % 16 == 0 && F <= 64, "the state of a sequence must fit in the registers of one block");
+  static_assert(kBlocks == 1 || (kMlp && kUnits % 16 == 0), "blocks of a cluster share the units of the MLP, in tiles of 16");
   // A warp owns R rows of the outer weights, and of the transposed inner weights, as accumulators of mma.
-  static constexpr int R = U >= 128 ? 32 : 16, kOwners = U / R;
+  static constexpr int R = U >= 128 && kBlocks == 1 ? 32 : 16, kOwners = kUnits / R;
   static constexpr int kWarps = kOwners > 4 ? kOwners : 4, kThreads = 32 * kWarps;
   // The warps that share the LayerNorm of a tile of 16 tokens, each with kOwnTiles of the column tiles.
   static constexpr int kSplit = kWarps >= 2 * kMostTiles ? 2 : 1;
   static constexpr int kRowTiles = R / 16, kColumnTiles = F / 8, kUnitTiles = R / 8;
   static constexpr int kOwnTiles = kColumnTiles / kSplit;
   // Rows in shared memory are 16 bytes longer than their data, so that the rows of a matrix are in different banks.
-  static constexpr int P = F + 8, PU = U + 8;
-  // Accumulators of a warp's outer (or inner) weights per thread, and all numbers of a state.
-  static constexpr int kAccumulators = kRowTiles * kColumnTiles * 4;
-  static constexpr int kWeights = kAccumulators * 32 * kOwners;
+  static constexpr int P = F + 8, PU = kUnits + 8;
+  // All outer (or inner) weights, and all numbers of a state.
+  static constexpr int kWeights = U * F;
   static constexpr int kState = kMlp ? 2 * kWeights + U + F : kWeights + F;
+};
+
+// Places of numbers that a thread keeps in the saved states and in the workspace: [index][thread of a single block]. They are the same for
+// all numbers of blocks in a cluster, so that one kernel can read what another wrote.
+template <class S>
+struct Places {
+  // Tiles of 16 units that a warp of a single block has, and the threads of such warps.
+  static constexpr int kTiles = S::U >= 128 ? 2 : 1, kOwned = S::U / kTiles * 2;
+  int thread, first;  // the thread of a single block, and the first of its tiles
+
+  // `unit` is the first unit of the warp, of all of the layer.
+  __host__ __device__ Places(int unit, int own_thread, int lane) : thread(own_thread), first(0) {
+    if constexpr (S::kBlocks > 1) thread = unit / (16 * kTiles) * 32 + lane, first = unit / 16 % kTiles;
+  }
+
+  // Accumulator i of tile [m, n] of the weights, and half h of the tile in pairs of rounded weights.
+  __host__ __device__ int weight(int m, int n, int i) const { return (((first + m) * S::kColumnTiles + n) * 4 + i) * kOwned + thread; }
+  __host__ __device__ int rounded(int m, int n, int h) const { return (((first + m) * S::kColumnTiles + n) * 2 + h) * kOwned + thread; }
+  // The pair of units of tile j of 8 units, in rows g + 8h of a tile of tokens.
+  __host__ __device__ int pair(int tile, int j, int h) const { return (((tile * kTiles + first) * 2 + j) * 2 + h) * kOwned + thread; }
+  // The fragment of 16 tokens and 16 units.
+  __host__ __device__ int fragment(int tile, int m) const { return (tile * kTiles + first + m) * kOwned + thread; }
 };
 
 struct Shape {
@@ -69,7 +93,7 @@ struct Chunk {
 
 // What the replay of a mini-batch leaves for the chain, in bytes from the start of the mini-batch's part.
 //
-// "By thread" is the layout [index][thread]: the thread that wrote a number reads it.
+// "By thread" is a layout of `Places`.
 template <class S>
 struct Kept {
   size_t x, slope, curve, g1, xq, dzq1, outer, inner, dinner, g, dzq, hat, inverse, sum1, sum2, size;
@@ -94,7 +118,7 @@ struct Kept {
     dinner = next(S::kMlp ? image : 0);     // gradient of W1ᵀ after the update [U, F], from the chain
     g = next(narrow);                       // G = -η∘g2 [b, F]
     dzq = next(narrow);                     // gradient of the query's Z2 [b, F]
-    hat = next(2 * narrow);                 // x̂ in fp32, by thread
+    hat = next(2 * narrow);                 // x̂ in fp32 [tile, column tile, 4, lane]
     inverse = next(size_t(tokens) * 4);     // 1/σ
     sum1 = next(S::kMlp ? S::U * 4 : 0);    // column sums of dzq1
     sum2 = next(size_t(tokens) / 16 * S::F * 4);  // column sums of dzq, by tile

@@ -41,24 +41,26 @@ __device__ __forceinline__ const bf16* along(const bf16* x, int pitch, int row, 
   return x + (row + lane % 8 + lane / 16 * 8) * pitch + column + lane / 8 % 2 * 8;
 }
 
-// Starts to copy a matrix of `rows` × kColumns into rows `pitch` apart.
-template <int kColumns>
+// Starts to copy kColumns columns of `rows` rows, which are kFrom apart, into rows `pitch` apart.
+template <int kColumns, int kFrom = kColumns>
 __device__ __forceinline__ void fetch(bf16* to, int pitch, const bf16* from, int rows, int thread, int threads) {
   constexpr int kPieces = kColumns / 8;
   for (int i = thread; i < rows * kPieces; i += threads) {
-    gpu::copy16(to + i / kPieces * pitch + i % kPieces * 8, from + i * 8);
+    // If kFrom is kColumns, both expressions are equal. The compiler does not see that, and uses more registers.
+    const int at = kFrom == kColumns ? i * 8 : i / kPieces * kFrom + i % kPieces * 8;
+    gpu::copy16(to + i / kPieces * pitch + i % kPieces * 8, from + at);
   }
 }
 
 template <class S>
 using Weights = float[S::kRowTiles][S::kColumnTiles][4];
 
-// Rows of a tile times columns `column`… of an image: z[16, 8·kTiles] += A[16, U] · image[U, …].
+// Rows of a tile times columns `column`… of an image: z[16, 8·kTiles] += A[16, kUnits] · image[kUnits, …].
 template <class S, int kTiles>
 __device__ __forceinline__ void add_product(float (&z)[kTiles][4], const bf16* a_rows, int pitch, int row, const bf16* image,
                                             int column, int lane) {
 #pragma unroll 4
-  for (int k = 0; k < S::U / 16; ++k) {
+  for (int k = 0; k < S::kUnits / 16; ++k) {
     uint32_t a[4];
     gpu::load_matrices(a, down(a_rows, pitch, row, k * 16, lane));
 #pragma unroll
@@ -149,27 +151,56 @@ __device__ __forceinline__ void load_factor(uint32_t (&a)[S::kRowTiles][4], cons
   }
 }
 
-// Calls f(accumulator, row, column) for each accumulator of this warp's weights; rows are units of the whole layer.
+// Calls f(accumulator, row, column) for each accumulator of this warp's weights. Rows are units of the layer, from `unit` on.
 template <class S, class Body>
-__device__ __forceinline__ void each_weight(Weights<S>& w, const Lane& l, Body f) {
+__device__ __forceinline__ void each_weight(Weights<S>& w, int unit, const Lane& l, Body f) {
 #pragma unroll
   for (int m = 0; m < S::kRowTiles; ++m)
 #pragma unroll
     for (int n = 0; n < S::kColumnTiles; ++n)
 #pragma unroll
-      for (int i = 0; i < 4; ++i) f(w[m][n][i], l.warp * S::R + m * 16 + l.g + i / 2 * 8, n * 8 + l.c + i % 2);
+      for (int i = 0; i < 4; ++i) f(w[m][n][i], unit + m * 16 + l.g + i / 2 * 8, n * 8 + l.c + i % 2);
 }
 
-// Writes the column sums of z over the 16 rows of this warp's tile.
-template <int kTiles>
-__device__ __forceinline__ void sum_columns(float* to, const float (&z)[kTiles][4], const Lane& l) {
+// Stores a word, or a number, at the same place of the shared memory of all blocks.
+template <class S>
+__device__ __forceinline__ void store_in_all(uint32_t& at, uint32_t v) {
+  if constexpr (S::kBlocks == 1) {
+    at = v;
+  } else {
 #pragma unroll
-  for (int n = 0; n < kTiles; ++n)
+    for (int block = 0; block < S::kBlocks; ++block) gpu::store4_in_block(&at, block, v);
+  }
+}
+template <class S>
+__device__ __forceinline__ void store_in_all(float& at, float v) {
+  if constexpr (S::kBlocks == 1) {
+    at = v;
+  } else {
+    store_in_all<S>(reinterpret_cast<uint32_t&>(at), gpu::bits_of(v));
+  }
+}
+
+// Writes the column sums of z over the 16 rows of this warp's tile, for all blocks.
+template <class S>
+__device__ __forceinline__ void sum_columns(float* to, const float (&z)[S::kOwnTiles][4], const Lane& l) {
+#pragma unroll
+  for (int n = 0; n < S::kOwnTiles; ++n)
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const float sum = sum_of_column(z[n][i] + z[n][2 + i]);
-      if (l.g == 0) to[n * 8 + l.c + i] = sum;
+      if (l.g == 0) store_in_all<S>(to[n * 8 + l.c + i], sum);
     }
+}
+
+// Waits for all threads that share a sequence.
+template <class S>
+__device__ __forceinline__ void sync_blocks() {
+  if constexpr (S::kBlocks == 1) {
+    __syncthreads();
+  } else {
+    gpu::cluster_barrier();
+  }
 }
 
 // Writes this warp's weights, rounded, into rows of an image.
@@ -190,13 +221,53 @@ __device__ __forceinline__ void write_image(bf16* image, int pitch, const Weight
 template <class S>
 struct OwnTile {
   int tile, half, row, column;  // the number of the tile and of the warp in it, the first row and column
+  int block;                    // the block of the cluster that normalises the tile
 
   __device__ explicit OwnTile(const Lane& l)
       : tile(S::kSplit == 1 ? l.warp : l.warp % kMostTiles),
         half(S::kSplit == 1 ? 0 : l.warp / kMostTiles),
         row(tile * 16),
-        column(half * S::kOwnTiles * 8) {}
+        column(half * S::kOwnTiles * 8),
+        block(tile % S::kBlocks) {}
 };
+
+// Numbers in the memory where a block receives the sums of others: [own tile, block, column tile, lane, 4].
+template <class S>
+__host__ __device__ constexpr int received(int tiles) {
+  return S::kBlocks == 1 ? 0 : (tiles + S::kBlocks - 1) / S::kBlocks * S::kBlocks * 16 * S::F;
+}
+
+// Adds the sums z[16, …] of a tile over the blocks, for the block that normalises it. All threads of the cluster call this; between two
+// calls with the same memory is another barrier of the cluster.
+template <class S>
+__device__ __forceinline__ void add_of_blocks(float (&z)[S::kOwnTiles][4], float* memory, const OwnTile<S>& own, bool has_tile,
+                                              int rank, const Lane& l) {
+  if constexpr (S::kBlocks > 1) {
+    const auto place = [&](int block, int n) {
+      const int column_tile = own.half * S::kOwnTiles + n;
+      return memory + ((((own.tile / S::kBlocks) * S::kBlocks + block) * S::kColumnTiles + column_tile) * 32 + l.lane) * 4;
+    };
+    if (has_tile && own.block != rank) {
+#pragma unroll
+      for (int n = 0; n < S::kOwnTiles; ++n) {
+        const uint4 sums = make_uint4(gpu::bits_of(z[n][0]), gpu::bits_of(z[n][1]), gpu::bits_of(z[n][2]), gpu::bits_of(z[n][3]));
+        gpu::store16_in_block(place(rank, n), own.block, sums);
+      }
+    }
+    gpu::cluster_barrier();
+    if (has_tile && own.block == rank) {
+#pragma unroll
+      for (int i = 1; i < S::kBlocks; ++i) {
+#pragma unroll
+        for (int n = 0; n < S::kOwnTiles; ++n) {
+          const uint4 sums = gpu::load16(place((rank + i) % S::kBlocks, n));
+          z[n][0] += gpu::float_of(sums.x), z[n][1] += gpu::float_of(sums.y);
+          z[n][2] += gpu::float_of(sums.z), z[n][3] += gpu::float_of(sums.w);
+        }
+      }
+    }
+  }
+}
 
 // Two numbers of each row, from one warp of a tile to the other: [tile, warp, 16, 2].
 constexpr int kShared = kMostTiles * 2 * 16 * 2;

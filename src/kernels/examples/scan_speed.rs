@@ -1,10 +1,10 @@
 //! Times the scan of TTT layers and compares it with the peak of an H100: `scan_speed [cpu|cuda]`.
 //!
 //! Prints microseconds per mini-batch over all heads, for the forward pass alone and with the backward pass, and which share of the
-//! peak of one multiprocessor per head the forward pass reaches.
+//! peak of one multiprocessor per head the forward pass reaches; on GPUs that have them, also for clusters of blocks for each head.
 
 use kernels::OnGpu;
-use kernels::ttt::{Inputs, Settings, scan};
+use kernels::ttt::{Blocks, Inputs, Settings, scan, supports_clusters};
 use std::time::Instant;
 use tch::{Device, Kind, Tensor};
 
@@ -54,21 +54,33 @@ fn main() {
         _ => Device::Cpu,
     };
     for case in CASES {
-        // On the CPU a sample of the mini-batches is enough.
-        let tokens = if device == Device::Cpu { 16 * case.mini_batch } else { case.tokens };
-        let Times { forward_us, both_us, forward_flop } = measure(Case { tokens, ..case }, device, 3);
-        let share = forward_flop / (forward_us / 1e6) / (PEAK / PROCESSORS);
-        println!(
-            "{:>20}: {forward_us:9.2} us forward, {both_us:9.2} us forward and backward per mini-batch; forward reaches {:.1} % of one \
-             multiprocessor of an H100 for each head",
-            case.name,
-            100.0 * share
-        );
+        let clusters =
+            [2, 4].into_iter().filter(|n| supports_clusters(case.mlp, case.width, *n, 0) && device != Device::Cpu);
+        for blocks in std::iter::once(Blocks::One).chain(clusters.map(Blocks::Cluster)) {
+            print(case, blocks, device);
+        }
     }
 }
 
+fn print(case: Case, blocks: Blocks, device: Device) {
+    // On the CPU a sample of the mini-batches is enough.
+    let tokens = if device == Device::Cpu { 16 * case.mini_batch } else { case.tokens };
+    let Times { forward_us, both_us, forward_flop } = measure(Case { tokens, ..case }, blocks, device, 3);
+    let share = forward_flop / (forward_us / 1e6) / (PEAK / PROCESSORS);
+    let of_each = match blocks {
+        Blocks::Cluster(n) => format!("clusters of {n} blocks"),
+        _ => "one block".into(),
+    };
+    println!(
+        "{:>20}, {of_each} for each head: {forward_us:9.2} us forward, {both_us:9.2} us forward and backward per mini-batch; forward \
+         reaches {:.1} % of one multiprocessor of an H100 for each head",
+        case.name,
+        100.0 * share
+    );
+}
+
 /// Times a scan: the best of `rounds` rounds after a warm-up round.
-pub fn measure(case: Case, device: Device, rounds: usize) -> Times {
+pub fn measure(case: Case, blocks: Blocks, device: Device, rounds: usize) -> Times {
     let Case { mlp, heads, tokens, mini_batch, width, .. } = case;
     let kind = if device == Device::Cpu { Kind::Float } else { Kind::BFloat16 };
     let hidden = if mlp { 4 * width } else { width };
@@ -88,7 +100,7 @@ pub fn measure(case: Case, device: Device, rounds: usize) -> Times {
         first: (&first.0, &first.1),
         second: mlp.then_some((&second.0, &second.1)),
     };
-    let settings = Settings { mini_batch, scan_group: 16, eps: 1e-6, on_gpu: OnGpu::Kernel };
+    let settings = Settings { mini_batch, scan_group: 16, eps: 1e-6, on_gpu: OnGpu::Kernel, blocks };
     let leaves = [&q, &k, &target, &eta];
     let best_us = |run: &dyn Fn()| {
         let time = |_| {

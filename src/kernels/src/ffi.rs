@@ -22,6 +22,7 @@ unsafe extern "C" {
         tensors: *const *const C_tensor,
         mini_batch: i64,
         group: i64,
+        blocks: i64,
         eps: f64,
         means: c_int,
         known: *const SavedScan,
@@ -30,6 +31,7 @@ unsafe extern "C" {
     ) -> Status;
     pub fn vidtui_saved_scan_drop(saved: *mut SavedScan);
     pub fn vidtui_ttt_supports(mlp: c_int, width: i64, mini_batch: i64, device: c_int) -> c_int;
+    pub fn vidtui_ttt_supports_clusters(mlp: c_int, width: i64, blocks: i64, device: c_int) -> c_int;
     pub fn vidtui_attention(
         q: *const C_tensor,
         k: *const C_tensor,

@@ -28,6 +28,19 @@ pub struct Settings {
     pub eps: f64,
     /// The implementation on GPUs. The CPU has a kernel of its own.
     pub on_gpu: OnGpu,
+    /// The thread blocks that share a sequence in the CUDA kernel.
+    pub blocks: Blocks,
+}
+
+/// The thread blocks that share a sequence in the CUDA kernel. Those of a cluster divide the hidden units of TTT-MLP.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Blocks {
+    /// Clusters if single blocks would use a quarter of the GPU's multiprocessors or less; one block otherwise.
+    Auto,
+    /// One block.
+    One,
+    /// Clusters of so many blocks, 2 or 4. [`supports_clusters`] must return true.
+    Cluster(u8),
 }
 
 /// The inputs of the loop.
@@ -68,6 +81,13 @@ pub fn supports(mlp: bool, width: i64, mini_batch: i64, gpu: usize) -> bool {
     let Ok(device) = i32::try_from(gpu) else { return false };
     // SAFETY: only numbers are passed.
     unsafe { ffi::vidtui_ttt_supports(i32::from(mlp), width, mini_batch, device) != 0 }
+}
+
+/// Returns whether this build has a CUDA kernel for clusters of `blocks` blocks and GPU number `gpu` can run it: from sm_90 on.
+pub fn supports_clusters(mlp: bool, width: i64, blocks: u8, gpu: usize) -> bool {
+    let Ok(device) = i32::try_from(gpu) else { return false };
+    // SAFETY: only numbers are passed.
+    unsafe { ffi::vidtui_ttt_supports_clusters(i32::from(mlp), width, blocks.into(), device) != 0 }
 }
 
 /// Runs the loop and returns `[N, L, F]` in the dtype of the queries; differentiable in all of its inputs.
@@ -152,11 +172,19 @@ fn run(
     let known = known.map_or(std::ptr::null(), |known| known.0.as_ptr().cast_const());
     let to = if saves { &raw mut made } else { std::ptr::null_mut() };
     let Settings { mini_batch, scan_group, eps, .. } = settings;
+    let blocks = match settings.blocks {
+        Blocks::Auto => 0,
+        Blocks::One => 1,
+        Blocks::Cluster(blocks) => {
+            assert!(blocks > 1, "a cluster has several blocks");
+            blocks.into()
+        }
+    };
     // SAFETY: the ten pointers are of tensors that outlive the call, or null for the last two, with matching shapes
     // as checked above; `known` is null or a handle that outlives the call; the C++ writes a new tensor, and a new handle unless `to` is
     // null, on success.
     let status = unsafe {
-        ffi::vidtui_ttt_scan(pointers.as_ptr(), mini_batch, scan_group, eps, means as i32, known, to, &mut out)
+        ffi::vidtui_ttt_scan(pointers.as_ptr(), mini_batch, scan_group, blocks, eps, means as i32, known, to, &mut out)
     };
     ffi::expect_done(status, "scan the tokens");
     // SAFETY: the call above created the tensor and transfers ownership to us.
@@ -195,7 +223,8 @@ mod tests {
         }
     }
 
-    const SETTINGS: Settings = Settings { mini_batch: 4, scan_group: 2, eps: 1e-6, on_gpu: OnGpu::Operators };
+    const SETTINGS: Settings =
+        Settings { mini_batch: 4, scan_group: 2, eps: 1e-6, on_gpu: OnGpu::Operators, blocks: Blocks::Auto };
 
     /// Returns leaves of random numbers, and the gradient of the output.
     fn random(mlp: bool) -> (Vec<Tensor>, Tensor) {
@@ -230,15 +259,25 @@ mod tests {
 
     #[test]
     fn the_cuda_kernel_gives_the_numbers_of_the_cpu_kernel() {
-        for (mlp, width, mini_batch) in [(true, 64, 64), (true, 16, 16), (false, 64, 16), (false, 32, 64)] {
-            if !supports(mlp, width, mini_batch, 0) {
+        let one = Blocks::One;
+        for (mlp, width, mini_batch, blocks) in [
+            (true, 64, 64, one),
+            (true, 16, 16, one),
+            (false, 64, 16, one),
+            (false, 32, 64, one),
+            (true, 64, 64, Blocks::Cluster(2)),
+            (true, 64, 48, Blocks::Cluster(4)),
+            (true, 64, 64, Blocks::Auto),
+        ] {
+            let has_blocks = !matches!(blocks, Blocks::Cluster(n) if !supports_clusters(mlp, width, n, 0));
+            if !supports(mlp, width, mini_batch, 0) || !has_blocks {
                 println!(
-                    "skipped: no GPU that has the CUDA kernel for a width of {width} and mini-batches of {mini_batch}"
+                    "skipped: no GPU that has the CUDA kernel for a width of {width}, mini-batches of {mini_batch} and {blocks:?}"
                 );
                 continue;
             }
             let (leaves, pull) = random_of(mlp, [4, 2, 5 * mini_batch, width]);
-            let settings = Settings { mini_batch, on_gpu: OnGpu::Kernel, ..SETTINGS };
+            let settings = Settings { mini_batch, on_gpu: OnGpu::Kernel, blocks, ..SETTINGS };
             let there = |t: &Tensor| t.detach().to_device(Device::Cuda(0)).set_requires_grad(true);
             let on_gpu: Vec<Tensor> = leaves.iter().map(there).collect();
             // Learning rates of a real layer: at most one over the tokens of a mini-batch.
@@ -251,15 +290,21 @@ mod tests {
             for (i, (got, want)) in got.iter().zip(&want).enumerate() {
                 let error = ((got.to_device(Device::Cpu) - want).norm() / want.norm()).double_value(&[]);
                 // A rounding to bf16 is one part in 256; sums of many of them average out.
-                assert!(error < 0.02, "tensor {i}, MLP {mlp}, width {width}: off by {error:e}");
+                assert!(error < 0.02, "tensor {i}, MLP {mlp}, width {width}, {blocks:?}: off by {error:e}");
             }
         }
     }
 
     #[test]
     fn a_build_without_cuda_supports_no_sizes() {
-        // With CUDA, both calls return false too: there is no GPU 99, and no kernel has a width of 8.
+        // With CUDA, all calls return false too: there is no GPU 99, no kernel has a width of 8, and no clusters have three blocks or the linear
+        // kind.
         assert!(!supports(true, 64, 64, 99) && !supports(true, 8, 64, 0));
+        assert!(
+            !supports_clusters(true, 64, 4, 99)
+                && !supports_clusters(true, 64, 3, 0)
+                && !supports_clusters(false, 64, 2, 0)
+        );
     }
 
     #[test]

@@ -4,6 +4,7 @@
 #[path = "../examples/scan_speed.rs"]
 mod scan_speed;
 
+use kernels::ttt::Blocks;
 use scan_speed::{Case, measure};
 use tch::Device;
 
@@ -11,7 +12,7 @@ use tch::Device;
 fn scans_of_both_kinds_are_timed_on_the_cpu() {
     for mlp in [true, false] {
         let case = Case { name: "small", mlp, heads: 2, tokens: 64, mini_batch: 16, width: 16 };
-        let times = measure(case, Device::Cpu, 2);
+        let times = measure(case, Blocks::One, Device::Cpu, 2);
         assert!(times.forward_us > 0.0 && times.both_us > times.forward_us, "{case:?}: {times:?}");
     }
 }

@@ -103,7 +103,7 @@ impl Recipe {
     pub fn requires_gpus(&self) -> Option<&'static str> {
         match self.train.device {
             Device::Cuda => Some("train.device is \"cuda\""),
-            _ if self.requires_scan_kernel() => Some("train.ttt_scan is \"kernel\""),
+            _ if self.requires_scan_kernel() => Some(self.train.ttt_scan.setting()),
             _ if self.train.fused == Fused::Kernel => Some("train.fused is \"kernel\""),
             _ => None,
         }
@@ -111,7 +111,7 @@ impl Recipe {
 
     /// Returns whether the CUDA kernel must compute the scans of TTT layers.
     pub fn requires_scan_kernel(&self) -> bool {
-        self.model.layer != Layer::None && self.train.ttt_scan == TttScan::Kernel
+        self.model.layer != Layer::None && self.train.ttt_scan.requires_kernel()
     }
 
     /// Returns whether the CUDA kernel computes the scans of TTT layers, on the GPUs that estimates assume.

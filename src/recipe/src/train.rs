@@ -395,6 +395,26 @@ pub enum TttScan {
     Operators,
     /// The CUDA kernel, in bfloat16.
     Kernel,
+    /// The CUDA kernel with one thread block for each head, also where clusters of blocks could share its hidden units.
+    #[serde(rename = "kernel_without_clusters")]
+    KernelWithoutClusters,
+}
+
+impl TttScan {
+    /// Returns whether only the CUDA kernel may compute.
+    pub fn requires_kernel(self) -> bool {
+        matches!(self, TttScan::Kernel | TttScan::KernelWithoutClusters)
+    }
+
+    /// Returns the setting as an error names it.
+    pub fn setting(self) -> &'static str {
+        match self {
+            TttScan::Auto => "train.ttt_scan is \"auto\"",
+            TttScan::Operators => "train.ttt_scan is \"operators\"",
+            TttScan::Kernel => "train.ttt_scan is \"kernel\"",
+            TttScan::KernelWithoutClusters => "train.ttt_scan is \"kernel_without_clusters\"",
+        }
+    }
 }
 
 /// Which gradients a rank accumulates over the micro-batches of a step, with `mesh.dp_shard` > 1.
@@ -587,12 +607,15 @@ mod tests {
 
     #[test]
     fn the_kernel_of_the_scan_is_refused_where_it_cannot_run() {
-        let load = |sets: &[&str]| {
-            let own = ["train.ttt_scan=kernel", "model.layer=ttt_mlp", "model.ttt_mini_batch=16"];
+        let load = |scan: &'static str, sets: &[&str]| {
+            let own = [scan, "model.layer=ttt_mlp", "model.ttt_mini_batch=16"];
             let sets: Vec<String> = own.iter().chain(sets).map(|set| (*set).to_owned()).collect();
             load("../../tests/fixtures/configs/valid/minimal.toml".into(), &sets)
         };
-        assert_eq!(load(&[]).unwrap().recipe.train.ttt_scan, TttScan::Kernel);
+        let scans = [
+            ("train.ttt_scan=kernel", TttScan::Kernel),
+            ("train.ttt_scan=kernel_without_clusters", TttScan::KernelWithoutClusters),
+        ];
         let refused: [&[&str]; 5] = [
             &["train.device=cpu"],
             &["train.dtype=float32"],
@@ -600,12 +623,17 @@ mod tests {
             &["model.head_dim=128"],
             &["model.ttt_mini_batch=32", "model.head_dim=80"],
         ];
-        for sets in refused {
-            let error = load(sets).unwrap_err();
+        for (scan, parsed) in scans {
+            assert_eq!(load(scan, &[]).unwrap().recipe.train.ttt_scan, parsed);
+        }
+        for (sets, (scan, parsed)) in refused.into_iter().flat_map(|sets| scans.map(|scan| (sets, scan))) {
+            let error = load(scan, sets).unwrap_err();
+            assert!(error.to_string().contains(parsed.setting()), "{error}");
             assert_eq!(error.kind, crate::RecipeErrorKind::BrokenRule, "{sets:?}");
             assert!(error.keys.iter().any(|key| key == "train.ttt_scan"), "{error}");
         }
-        assert!(load(&["model.layer=none", "train.device=cpu"]).is_ok(), "without TTT layers it is not used");
+        let unused = load("train.ttt_scan=kernel", &["model.layer=none", "train.device=cpu"]);
+        assert!(unused.is_ok(), "without TTT layers it is not used");
     }
 
     #[test]

@@ -64,7 +64,7 @@ pub fn check_scan(recipe: &Recipe, device: Device) -> Result<(), Failure> {
         return Ok(());
     }
     let refuse = |code, why: String| {
-        let what = "cannot scan TTT layers: train.ttt_scan is \"kernel\"";
+        let what = format!("cannot scan TTT layers: {}", recipe.train.ttt_scan.setting());
         Err(Failure::new(code, what, why, "set train.ttt_scan = \"operators\", or train on an A100 or a newer GPU"))
     };
     match device {

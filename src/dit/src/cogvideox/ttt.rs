@@ -9,7 +9,7 @@ use crate::parallel::{Alone, TensorParallel, own_split};
 use crate::params::UnitParams;
 use kernels::OnGpu;
 use kernels::fused::{self, rotate};
-use kernels::ttt::{Inputs, Settings};
+use kernels::ttt::{Blocks, Inputs, Settings};
 use recipe::{FsdpUnit, Layer, Model, TttScan};
 use tch::{Kind, TchError, Tensor};
 
@@ -65,6 +65,7 @@ impl Ttt {
                 scan_group: scan_group as i64,
                 eps: EPS,
                 on_gpu: OnGpu::Operators,
+                blocks: Blocks::Auto,
             },
             fused: OnGpu::Operators,
             q: slots.affine("ttt.q"),
@@ -83,10 +84,11 @@ impl Ttt {
     /// Sets the implementations of the scan, and of gates and rotary embeddings, on GPUs.
     pub fn on_gpu(&mut self, scan: TttScan, fused: OnGpu) {
         self.fused = fused;
-        self.settings.on_gpu = match scan {
-            TttScan::Auto => OnGpu::Auto,
-            TttScan::Operators => OnGpu::Operators,
-            TttScan::Kernel => OnGpu::Kernel,
+        (self.settings.on_gpu, self.settings.blocks) = match scan {
+            TttScan::Auto => (OnGpu::Auto, Blocks::Auto),
+            TttScan::Operators => (OnGpu::Operators, Blocks::Auto),
+            TttScan::Kernel => (OnGpu::Kernel, Blocks::Auto),
+            TttScan::KernelWithoutClusters => (OnGpu::Kernel, Blocks::One),
         };
     }
 

@@ -1,10 +1,10 @@
 // Implements the functions of ../gpu.h on a CPU, for tests.
 //
-// * Every thread of a block is a fiber. Blocks run one after the other.
+// * Every thread of a cluster is a fiber. Clusters, which are single blocks unless the launch asks for more, run one after the other.
 // * An instruction of a whole warp runs when its 32nd lane arrives, on the fragment layouts of the PTX manual, with bf16
 //   factors rounded to nearest even and fp32 sums.
 // * These end the program: lanes of a warp at different instructions, a barrier that some threads never reach, an
-//   address that is not aligned to 16 bytes.
+//   address that is not aligned to 16 bytes, a store to another block before the first barrier of the cluster or after the last.
 // * Shared memory starts as NaN.
 // * A seed shuffles the order in which threads run. With an even seed, an asynchronous copy takes effect when its thread waits
 //   for it, and with an odd seed at once: a GPU may do either.
@@ -37,10 +37,12 @@
 #define UNSEEN __attribute__((no_sanitize("thread")))
 
 extern "C" {
-// races.cpp: a new block, threads that have met at a barrier, and an access by an instruction.
-void race_block(const void* shared, size_t size, int threads, const int* current);
+// races.cpp: a new cluster of `blocks` blocks whose shared memories of `size` bytes are `apart` bytes apart and whose threads are numbered
+// through, threads that have met at a barrier, and accesses by instructions, to the thread's own block or to any.
+void race_cluster(const void* shared, size_t size, size_t apart, int blocks, int threads_of_block, const int* current);
 void race_join(const int* threads, int count);
 void race_access(const void* at, int size, bool write);
+void race_access_of_any_block(const void* at, int size, bool write);
 }
 
 struct uint4 { uint32_t x, y, z, w; };
@@ -60,8 +62,9 @@ struct Fiber {
   jmp_buf at;
   ucontext_t start;
   Dim index;
-  int id = 0;
+  int id = 0;           // in the cluster
   bool begun = false, done = false;
+  bool stored = false;  // in another block, since the last barrier of the cluster
   const Gate* gate = nullptr;
   uint64_t wanted = 0;
   std::vector<std::vector<Copy>> copies{1};  // the last group is open
@@ -71,33 +74,41 @@ struct Warp { Gate gate; Operands lanes[32]; };
 struct Named { Gate gate; std::vector<int> arrived; };
 
 struct Block {
-  std::vector<Fiber> fibers;
+  int first = 0, threads = 0;  // fibers of the cluster
   std::vector<Warp> warps;
   Gate barrier;
   Named named[16];
-  std::vector<char> memory;
   char* shared = nullptr;
-  jmp_buf home;
   Dim index;
+};
+
+struct Cluster {
+  std::vector<Block> blocks;
+  std::vector<Fiber> fibers;
+  std::vector<char> memory;
+  size_t shared = 0, apart = 0;  // bytes of the memory of a block, and from there to that of the next
+  Gate barrier;
+  jmp_buf home;
   Fiber* now = nullptr;
   const std::function<void()>* kernel = nullptr;
 };
 
-inline Block* block;
-inline int current;
+inline Cluster* cluster;
+inline Block* block;  // of the fiber that runs
+inline int current;   // its number in the cluster
 inline bool copies_at_once;
 
 [[noreturn]] inline void fail(const char* what) {
-  fprintf(stderr, "emulator: %s (block %u %u, thread %d)\n", what, block->index.x, block->index.y, current);
+  fprintf(stderr, "emulator: %s (block %u %u, thread %d)\n", what, block->index.x, block->index.y, current - block->first);
   exit(3);
 }
 
 UNSEEN inline void wait(const Gate& gate, uint64_t wanted) {
-  Fiber& f = *block->now;
+  Fiber& f = *cluster->now;
   if (gate.turn >= wanted) return;
   f.gate = &gate;
   f.wanted = wanted;
-  if (!_setjmp(f.at)) _longjmp(block->home, 1);
+  if (!_setjmp(f.at)) _longjmp(cluster->home, 1);
   f.gate = nullptr;
 }
 
@@ -107,11 +118,11 @@ UNSEEN inline void join(int first, int count) {
   race_join(ids.data(), count);
 }
 
-UNSEEN inline void barrier() {
-  Gate& g = block->barrier;
+// A barrier of `threads` threads from number `first` on.
+UNSEEN inline void barrier(Gate& g, int first, int threads) {
   const uint64_t turn = g.turn + 1;
-  if (++g.arrived == int(block->fibers.size())) {
-    join(0, g.arrived);
+  if (++g.arrived == threads) {
+    join(first, threads);
     g.arrived = 0;
     g.turn = turn;
   }
@@ -191,7 +202,7 @@ UNSEEN inline void run_shuffle(Warp& w) {
 
 // An instruction of the whole warp.
 UNSEEN inline void together(const Operands& mine) {
-  Warp& w = block->warps[current / 32];
+  Warp& w = block->warps[(current - block->first) / 32];
   w.lanes[current % 32] = mine;
   const uint64_t turn = w.gate.turn + 1;
   if (++w.gate.arrived == 32) {
@@ -211,45 +222,59 @@ UNSEEN inline void together(const Operands& mine) {
 }
 
 UNSEEN inline void entry() {
-  (*block->kernel)();
-  for (const auto& group : block->now->copies)
+  (*cluster->kernel)();
+  for (const auto& group : cluster->now->copies)
     if (!group.empty()) fail("a thread ended before its copies");
-  block->now->done = true;
-  _longjmp(block->home, 1);
+  if (cluster->now->stored) fail("a thread ended after a store to another block, which may have ended before");
+  cluster->now->done = true;
+  _longjmp(cluster->home, 1);
 }
 
-UNSEEN inline void run_block(Dim index, int threads, size_t shared, const std::function<void()>& kernel, std::mt19937* order_by) {
+// Runs the blocks from `index` on along x.
+UNSEEN inline void run_cluster(Dim index, int blocks, int threads_of_block, size_t shared, const std::function<void()>& kernel,
+                               std::mt19937* order_by) {
   constexpr size_t kStack = 256 << 10;
   static std::vector<char*> stacks;
-  Block b;
-  block = &b;
-  b.index = index;
-  b.kernel = &kernel;
-  b.fibers.resize(threads);
-  b.warps.resize(threads / 32);
-  b.memory.assign(shared + 128, char(0xff));
-  b.shared = reinterpret_cast<char*>((uintptr_t(b.memory.data()) + 127) / 128 * 128);
+  const int threads = blocks * threads_of_block;
+  Cluster c;
+  cluster = &c;
+  c.kernel = &kernel;
+  c.blocks.resize(blocks);
+  c.fibers.resize(threads);
+  c.shared = shared;
+  c.apart = (shared + 127) / 128 * 128;
+  c.memory.assign(blocks * c.apart + 128, char(0xff));
+  char* base = reinterpret_cast<char*>((uintptr_t(c.memory.data()) + 127) / 128 * 128);
+  for (int i = 0; i < blocks; ++i) {
+    Block& b = c.blocks[i];
+    b.first = i * threads_of_block;
+    b.threads = threads_of_block;
+    b.warps.resize(threads_of_block / 32);
+    b.shared = base + i * c.apart;
+    b.index = {index.x + unsigned(i), index.y, index.z};
+  }
   while (int(stacks.size()) < threads) {
     void* stack = mmap(nullptr, kStack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (stack == MAP_FAILED) fail("no memory for a stack");
     stacks.push_back(static_cast<char*>(stack));
   }
-  race_block(b.shared, shared, threads, &current);
+  race_cluster(base, shared, c.apart, blocks, threads_of_block, &current);
   std::vector<int> order(threads);
   for (int i = 0; i < threads; ++i) {
-    order[i] = b.fibers[i].id = i;
-    b.fibers[i].index = {unsigned(i), 0, 0};
+    order[i] = c.fibers[i].id = i;
+    c.fibers[i].index = {unsigned(i % threads_of_block), 0, 0};
   }
   for (int left = threads; left > 0;) {
     if (order_by) std::shuffle(order.begin(), order.end(), *order_by);
     bool any = false;
     for (int i : order) {
-      Fiber& f = b.fibers[i];
+      Fiber& f = c.fibers[i];
       if (f.done || (f.gate && f.gate->turn < f.wanted)) continue;
       any = true;
-      b.now = &f;
+      c.now = &f;
+      block = &c.blocks[i / threads_of_block];
       current = i;
-      if (!_setjmp(b.home)) {
+      if (!_setjmp(c.home)) {
         if (f.begun) _longjmp(f.at, 1);
         f.begun = true;
         getcontext(&f.start);
@@ -263,23 +288,26 @@ UNSEEN inline void run_block(Dim index, int threads, size_t shared, const std::f
     }
     if (!any) fail("every thread waits at a barrier that another thread never reaches");
   }
-  race_block(nullptr, 0, 0, &current);  // The memory may be used again, by the program.
+  race_cluster(nullptr, 0, 0, 0, 0, &current);  // The memory may be used again, by the program.
 }
 
-// Runs a kernel; `seed` 0 keeps the threads in order.
-inline void launch(Dim grid, int threads, size_t shared, unsigned seed, const std::function<void()>& kernel) {
+// Runs a kernel in clusters of `blocks` blocks along x; `seed` 0 keeps the threads in order.
+inline void launch(Dim grid, int threads, size_t shared, unsigned seed, const std::function<void()>& kernel, int blocks = 1) {
   std::mt19937 random(seed);
   copies_at_once = seed % 2 == 1;
   for (unsigned y = 0; y < grid.y; ++y)
-    for (unsigned x = 0; x < grid.x; ++x) run_block({x, y, 0}, threads, shared, kernel, seed ? &random : nullptr);
+    for (unsigned x = 0; x < grid.x; x += blocks) run_cluster({x, y, 0}, blocks, threads, shared, kernel, seed ? &random : nullptr);
 }
 
 }  // namespace emulator
 
-#define threadIdx (emulator::block->now->index)
+#define threadIdx (emulator::cluster->now->index)
 #define blockIdx (emulator::block->index)
 
-UNSEEN inline void __syncthreads() { emulator::barrier(); }
+UNSEEN inline void __syncthreads() {
+  emulator::Block& b = *emulator::block;
+  emulator::barrier(b.barrier, b.first, b.threads);
+}
 UNSEEN inline void __syncwarp() { emulator::together({emulator::Instruction::SyncWarp, nullptr, nullptr, nullptr, 0}); }
 UNSEEN inline float __shfl_xor_sync(unsigned, float v, int mask) {
   float out;
@@ -289,6 +317,8 @@ UNSEEN inline float __shfl_xor_sync(unsigned, float v, int mask) {
 UNSEEN inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 
 namespace gpu {
+
+constexpr int kMostBlocks = 8;
 
 UNSEEN inline char* shared_memory() { return emulator::block->shared; }
 UNSEEN inline uint32_t pack(float low, float high) {
@@ -301,14 +331,34 @@ UNSEEN inline uint32_t bits_of(float v) {
 }
 UNSEEN inline uint4 load16(const void* from) {
   if (uintptr_t(from) % 16) emulator::fail("an address of a load is not aligned to 16 bytes");
+  race_access(from, 16, false);
   uint4 v;
   memcpy(&v, from, 16);
   return v;
 }
 UNSEEN inline void store16(void* to, uint4 v) {
   if (uintptr_t(to) % 16) emulator::fail("an address of a store is not aligned to 16 bytes");
+  race_access(to, 16, true);
   memcpy(to, &v, 16);
 }
+UNSEEN inline void cluster_barrier() {
+  emulator::Cluster& c = *emulator::cluster;
+  c.now->stored = false;
+  emulator::barrier(c.barrier, 0, int(c.fibers.size()));
+}
+UNSEEN inline void store_in_block(const void* to, int number, const void* from, int size) {
+  emulator::Cluster& c = *emulator::cluster;
+  const intptr_t offset = static_cast<const char*>(to) - emulator::block->shared;
+  if (offset < 0 || offset + size > intptr_t(c.shared) || offset % size) emulator::fail("a store to another block is outside of its memory");
+  if (number < 0 || number >= int(c.blocks.size())) emulator::fail("a store to a block that the cluster does not have");
+  if (c.barrier.turn == 0) emulator::fail("a store to another block, which may not have started");
+  c.now->stored = true;
+  char* there = c.blocks[number].shared + offset;
+  race_access_of_any_block(there, size, true);
+  memcpy(there, from, size);
+}
+UNSEEN inline void store4_in_block(const void* to, int number, uint32_t v) { store_in_block(to, number, &v, 4); }
+UNSEEN inline void store16_in_block(const void* to, int number, uint4 v) { store_in_block(to, number, &v, 16); }
 UNSEEN inline void load_matrices(uint32_t (&r)[4], const void* row) {
   race_access(row, 16, false);
   emulator::together({emulator::Instruction::Load, row, nullptr, r, 0});
@@ -330,13 +380,13 @@ UNSEEN inline void copy16(void* to, const void* from) {
     race_access(to, 16, true);
     memcpy(to, from, 16);
   } else {
-    emulator::block->now->copies.back().push_back({to, from});
+    emulator::cluster->now->copies.back().push_back({to, from});
   }
 }
-UNSEEN inline void copy_commit() { emulator::block->now->copies.emplace_back(); }
+UNSEEN inline void copy_commit() { emulator::cluster->now->copies.emplace_back(); }
 template <int N>
 UNSEEN inline void copy_wait() {
-  auto& groups = emulator::block->now->copies;
+  auto& groups = emulator::cluster->now->copies;
   while (int(groups.size()) - 1 > N) {
     for (const auto& copy : groups.front()) {
       race_access(copy.to, 16, true);

@@ -1,4 +1,4 @@
-// Compiled with WIDTH, the head width, as a macro.
+// Compiled with macros: WIDTH, the head width, and BLOCKS, the blocks of a cluster for TTT-MLP.
 
 #include "kernels.h"
 
@@ -37,7 +37,8 @@ std::vector<double> part(const std::vector<bf16>& from, size_t index, size_t cou
   return out;
 }
 
-template <class S>
+// `S` for the kernels that clusters may run, and `One` for those of single blocks.
+template <class S, class One = S>
 Results run(const std::vector<Problem>& problems, const std::vector<Output>& grad_out, const Launch& how) {
   const Problem& p = problems[0];
   const int sequences = int(problems.size()), length = p.length, F = S::F, U = S::U;
@@ -69,7 +70,10 @@ Results run(const std::vector<Problem>& problems, const std::vector<Output>& gra
   const auto launch = [&](unsigned y, int threads, size_t shared, const std::function<void()>& kernel) {
     emulator::launch({unsigned(sequences), y, 1}, threads, shared, how.seed, kernel);
   };
-  launch(1, S::kThreads, forward_shared.size, [&] { ttt::ttt_scan<S>(shape, in, ttt::ForwardResults{out.data(), saved.data()}); });
+  const auto launch_clusters = [&](size_t shared, const std::function<void()>& kernel) {
+    emulator::launch({unsigned(sequences * S::kBlocks), 1, 1}, S::kThreads, shared, how.seed, kernel, S::kBlocks);
+  };
+  launch_clusters(forward_shared.size, [&] { ttt::ttt_scan<S>(shape, in, ttt::ForwardResults{out.data(), saved.data()}); });
 
   std::vector<bf16> dq = unwritten<bf16>(q.size()), dk = dq, dtarget = dq;
   std::vector<float> deta = unwritten<float>(eta.size()), dgamma = unwritten<float>(size_t(sequences) * F), dbeta = dgamma;
@@ -80,16 +84,17 @@ Results run(const std::vector<Problem>& problems, const std::vector<Output>& gra
   for (int end = groups; end > 0; end -= how.groups_in_chunk) {
     const int begin = end > how.groups_in_chunk ? end - how.groups_in_chunk : 0;
     const ttt::Chunk chunk{begin, end - begin};
-    const ttt::Kept<S> layout(p.mini_batch);
+    const ttt::Kept<One> layout(p.mini_batch);
     std::vector<char> kept = unwritten<char>(size_t(sequences) * chunk.groups * how.group * layout.size);
     std::vector<float> norm = unwritten<float>(size_t(sequences) * chunk.groups * 2 * F);
     const ttt::Workspace work{saved.data(), kept.data(), norm.data(), carried.data()};
-    launch(chunk.groups, S::kThreads, forward_shared.size, [&] { ttt::ttt_scan<S>(shape, in, ttt::ReplayResults{work, chunk, dout.data(), grads}); });
-    launch(1, S::kThreads, chain_shared.size, [&] { ttt::ttt_chain<S>(shape, in, work, chunk, grads); });
+    const size_t replay_shared = ttt::ForwardShared<One>(nullptr, p.mini_batch).size;
+    launch(chunk.groups, One::kThreads, replay_shared, [&] { ttt::ttt_scan<One>(shape, in, ttt::ReplayResults{work, chunk, dout.data(), grads}); });
+    launch_clusters(chain_shared.size, [&] { ttt::ttt_chain<S>(shape, in, work, chunk, grads); });
     if constexpr (S::kMlp) {
       const int first = begin * how.group, last = std::min(end * how.group, batches);
-      const size_t shared = ttt::KeysShared<S>(nullptr, p.mini_batch).size;
-      launch(last - first, ttt::kKeysThreads, shared, [&] { ttt::ttt_keys<S>(shape, work, chunk, grads); });
+      const size_t shared = ttt::KeysShared<One>(nullptr, p.mini_batch).size;
+      launch(last - first, ttt::kKeysThreads, shared, [&] { ttt::ttt_keys<One>(shape, work, chunk, grads); });
     }
   }
 
@@ -130,6 +135,6 @@ double gelu_error() {
 }
 
 Results run_kernels(const std::vector<Problem>& problems, const std::vector<Output>& grad_out, const Launch& launch) {
-  return problems[0].mlp ? run<ttt::Sizes<WIDTH, true>>(problems, grad_out, launch)
+  return problems[0].mlp ? run<ttt::Sizes<WIDTH, true, BLOCKS>, ttt::Sizes<WIDTH, true>>(problems, grad_out, launch)
                          : run<ttt::Sizes<WIDTH, false>>(problems, grad_out, launch);
 }

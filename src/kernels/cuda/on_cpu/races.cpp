@@ -1,7 +1,7 @@
 // Finds races in shared memory. With -fsanitize=thread, GCC calls a function for every load and store; this file takes the
 // place of the sanitizer's own library, which does not support fibers.
 //
-// Each thread has a vector clock, which barriers join. Each two bytes of shared memory remember their last write and the
+// Each thread of a cluster has a vector clock, which barriers join. Each two bytes of shared memory remember their last write and the
 // reads since then.
 
 #include <cstddef>
@@ -22,7 +22,8 @@ struct Cell {
 };
 
 uintptr_t base, limit;
-int threads;
+size_t block_size, block_apart;
+int threads, block_threads;
 const int* current;
 std::vector<std::vector<uint32_t>> clocks;
 std::vector<Cell> cells;
@@ -36,10 +37,12 @@ void report(const char* what, size_t offset, int other, void* code) {
   }
 }
 
-void access(const void* address, int size, bool write, void* code) {
+// Accesses reach the memory of the thread's own block, and some instructions that of any.
+void access(const void* address, int size, bool write, bool any_block, void* code) {
   const auto at = reinterpret_cast<uintptr_t>(address);
   if (at < base || at >= limit) return;
-  if (at + size > limit) {
+  const size_t own = (any_block ? (at - base) / block_apart : *current / block_threads) * block_apart;
+  if (at - base < own || at - base + size > own + block_size) {
     report("an access beyond the end", at - base, *current, code);
     return;
   }
@@ -68,14 +71,18 @@ void access(const void* address, int size, bool write, void* code) {
 extern "C" {
 size_t race_count() { return reported.size(); }
 
-void race_block(const void* shared, size_t size, int count, const int* now) {
+void race_cluster(const void* shared, size_t size, size_t apart, int blocks, int threads_of_block, const int* now) {
+  const int count = blocks * threads_of_block;
   base = reinterpret_cast<uintptr_t>(shared);
-  limit = base + size;
+  limit = base + blocks * apart;
+  block_size = size;
+  block_apart = apart;
   threads = count;
+  block_threads = threads_of_block;
   current = now;
   clocks.assign(count, std::vector<uint32_t>(count, 0));
   for (int i = 0; i < count; ++i) clocks[i][i] = 1;
-  cells.assign(size / 2 + 1, Cell());
+  cells.assign(blocks * apart / 2 + 1, Cell());
 }
 
 void race_join(const int* ids, int count) {
@@ -89,16 +96,17 @@ void race_join(const int* ids, int count) {
   }
 }
 
-void race_access(const void* at, int size, bool write) { access(at, size, write, __builtin_return_address(0)); }
+void race_access(const void* at, int size, bool write) { access(at, size, write, false, __builtin_return_address(0)); }
+void race_access_of_any_block(const void* at, int size, bool write) { access(at, size, write, true, __builtin_return_address(0)); }
 
 #define HOOKS(n)                                                                                          \
-  void __tsan_read##n(void* p) { access(p, n, false, __builtin_return_address(0)); }                      \
-  void __tsan_write##n(void* p) { access(p, n, true, __builtin_return_address(0)); }                      \
-  void __tsan_unaligned_read##n(void* p) { access(p, n, false, __builtin_return_address(0)); }            \
-  void __tsan_unaligned_write##n(void* p) { access(p, n, true, __builtin_return_address(0)); }
+  void __tsan_read##n(void* p) { access(p, n, false, false, __builtin_return_address(0)); }                      \
+  void __tsan_write##n(void* p) { access(p, n, true, false, __builtin_return_address(0)); }                      \
+  void __tsan_unaligned_read##n(void* p) { access(p, n, false, false, __builtin_return_address(0)); }            \
+  void __tsan_unaligned_write##n(void* p) { access(p, n, true, false, __builtin_return_address(0)); }
 HOOKS(1) HOOKS(2) HOOKS(4) HOOKS(8) HOOKS(16)
-void __tsan_read_range(void* p, size_t n) { access(p, int(n), false, __builtin_return_address(0)); }
-void __tsan_write_range(void* p, size_t n) { access(p, int(n), true, __builtin_return_address(0)); }
+void __tsan_read_range(void* p, size_t n) { access(p, int(n), false, false, __builtin_return_address(0)); }
+void __tsan_write_range(void* p, size_t n) { access(p, int(n), true, false, __builtin_return_address(0)); }
 void __tsan_func_entry(void*) {}
 void __tsan_func_exit() {}
 void __tsan_init() {}

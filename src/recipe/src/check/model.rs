@@ -262,16 +262,16 @@ pub(super) fn kernel_fits_the_scan(recipe: &Recipe) -> Result<(), Advice> {
     if !recipe.requires_scan_kernel() {
         return Ok(());
     }
+    let setting = train.ttt_scan.setting();
     let or_operators = "or train.ttt_scan = \"operators\"";
     let refuse = |why: String, fix: String| Err(Advice { why, fix: format!("{fix}, {or_operators}") });
     if train.device == Device::Cpu {
-        let why =
-            "train.ttt_scan \"kernel\" is a CUDA kernel, and train.device is \"cpu\", which has a kernel of its own";
-        return refuse(why.into(), "set train.device = \"cuda\"".into());
+        let why = format!("{setting}, a CUDA kernel, and train.device is \"cpu\", which has a kernel of its own");
+        return refuse(why, "set train.device = \"cuda\"".into());
     }
     if train.dtype != ComputeDtype::Bfloat16 {
-        let why = "train.ttt_scan \"kernel\" computes in bfloat16, and train.dtype is \"float32\"";
-        return refuse(why.into(), "set train.dtype = \"bfloat16\"".into());
+        let why = format!("{setting}, which computes in bfloat16, and train.dtype is \"float32\"");
+        return refuse(why, "set train.dtype = \"bfloat16\"".into());
     }
     match model.unfit_for_scan_kernel() {
         None => Ok(()),
@@ -281,9 +281,7 @@ pub(super) fn kernel_fits_the_scan(recipe: &Recipe) -> Result<(), Advice> {
                 false => (String::new(), around(size, TILE)),
             };
             refuse(
-                format!(
-                    "train.ttt_scan \"kernel\" needs multiples of {TILE} up to {MOST}, and {key} is {size}{reason}"
-                ),
+                format!("{setting}, which needs multiples of {TILE} up to {MOST}, and {key} is {size}{reason}"),
                 format!("set {key} = {wanted}"),
             )
         }

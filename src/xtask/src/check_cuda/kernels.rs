@@ -109,7 +109,7 @@ fn resources(log: &str) -> String {
     })
 }
 
-/// Shortens a mangled name: `_ZN3ttt9ttt_chainINS_5SizesILi64ELb1EEEEEv…` is `chain mlp 64`, and `_ZN5fused12norm_forwardItLi4EEEv…`,
+/// Shortens a mangled name: `_ZN3ttt9ttt_chainINS_5SizesILi64ELb1ELi2EEEEEv…` is `chain mlp 64 of 2 blocks`, and `_ZN5fused12norm_forwardItLi4EEEv…`,
 /// whose lanes have four pieces of a row of 16-bit numbers, is `norm_forward bf16 4`.
 fn kernel_name(mangled: &str) -> String {
     if let Some(name) = mangled.strip_prefix("_ZN5fused").and_then(fused_name) {
@@ -122,11 +122,18 @@ fn kernel_name(mangled: &str) -> String {
         return mangled.to_owned();
     };
     let width: String = sizes.chars().take_while(char::is_ascii_digit).collect();
-    let kind = if sizes[width.len()..].starts_with("ELb1") { "mlp" } else { "linear" };
+    let (kind, rest) = match sizes[width.len()..].strip_prefix("ELb1") {
+        Some(rest) => ("mlp", rest),
+        None => ("linear", sizes[width.len()..].trim_start_matches("ELb0")),
+    };
+    let blocks = rest.strip_prefix("ELi").and_then(|rest| rest.split_once('E')).map_or("1", |(blocks, _)| blocks);
     let names =
         [("ForwardResults", "forward"), ("ReplayResults", "replay"), ("ttt_chain", "chain"), ("ttt_keys", "keys")];
     let name = names.into_iter().find(|(part, _)| mangled.contains(part)).map_or(mangled, |(_, name)| name);
-    format!("{name} {kind} {width}")
+    match blocks {
+        "1" => format!("{name} {kind} {width}"),
+        _ => format!("{name} {kind} {width} of {blocks} blocks"),
+    }
 }
 
 /// Shortens a mangled name after the namespace of the fused operators: the length of the name, the name, the type, and
@@ -155,17 +162,17 @@ mod tests {
 
     const LOG: &str = "\
 ptxas info    : 0 bytes gmem
-ptxas info    : Compiling entry function '_ZN3ttt9ttt_chainINS_5SizesILi64ELb1EEEEEvNS_5ShapeE' for 'sm_90'
-ptxas info    : Function properties for _ZN3ttt9ttt_chainINS_5SizesILi64ELb1EEEEEvNS_5ShapeE
+ptxas info    : Compiling entry function '_ZN3ttt9ttt_chainINS_5SizesILi64ELb1ELi2EEEEEvNS_5ShapeE' for 'sm_90'
+ptxas info    : Function properties for _ZN3ttt9ttt_chainINS_5SizesILi64ELb1ELi2EEEEEvNS_5ShapeE
     160 bytes stack frame, 160 bytes spill stores, 208 bytes spill loads
 ptxas info    : Used 255 registers, used 1 barriers, 160 bytes cumulative stack size
-ptxas info    : Compiling entry function '_ZN3ttt8ttt_scanINS_5SizesILi16ELb0EEENS_14ForwardResultsEEEvNS_5ShapeE' for 'sm_80'
+ptxas info    : Compiling entry function '_ZN3ttt8ttt_scanINS_5SizesILi16ELb0ELi1EEENS_14ForwardResultsEEEvNS_5ShapeE' for 'sm_80'
     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
 ptxas info    : Used 96 registers, used 1 barriers, 472 bytes cmem[0]";
 
     #[test]
     fn the_report_of_ptxas_gives_a_line_per_kernel_and_target() {
-        let want = "chain mlp 64 sm_90: 255 registers, 160 bytes spilled\n\
+        let want = "chain mlp 64 of 2 blocks sm_90: 255 registers, 160 bytes spilled\n\
                     forward linear 16 sm_80: 96 registers, 0 bytes spilled\n";
         assert_eq!(resources(LOG), want);
     }
