@@ -89,13 +89,15 @@ struct Group {
 };
 
 template <typename F>
-void run_now(const Group& group, at::Device device, F&& begin) {
+c10::intrusive_ptr<c10d::Work> begin(const Group& group, F&& collective) {
   group.tally->launches += 1;
-  c10::intrusive_ptr<c10d::Work> work;
-  {
-    const std::lock_guard<std::mutex> lock(starting());
-    work = begin();
-  }
+  const std::lock_guard<std::mutex> lock(starting());
+  return collective();
+}
+
+template <typename F>
+void run_now(const Group& group, at::Device device, F&& collective) {
+  const auto work = begin(group, collective);
   group.tally->waited.during(device, [&] { work->wait(); });
 }
 
@@ -124,70 +126,129 @@ at::Tensor slice_last(const Group& group, const at::Tensor& x) {
   return x.narrow(-1, group.backend->getRank() * len, len).contiguous();
 }
 
-// Concatenates the ranks' parts of the tokens, `[B, len / ranks rounded up, ...]`, and drops the rows after `len`.
-at::Tensor gather_tokens(const Group& group, const at::Tensor& x, int64_t len) {
-  at::NoGradGuard no_grad;
-  const at::Tensor part = x.detach().contiguous(), flat = part.view(-1);
-  const int64_t ranks = group.backend->getSize();
-  std::vector<int64_t> size = part.sizes().vec();
-  size.insert(size.begin(), ranks);
-  at::Tensor all = at::empty(size, part.options()), all_flat = all.view(-1), own_flat = flat;
-  group.tally->gathered += ring_part(*group.backend, flat);
-  run_now(group, x.device(), [&] { return group.backend->_allgather_base(all_flat, own_flat); });
-  return all.transpose(0, 1).flatten(1, 2).narrow(1, 0, len);
-}
+enum class Parallel { CopyTo, GatherFrom };
 
-// Sums the tokens `[B, len, ...]` of all ranks and returns this rank's part, `[B, len / ranks rounded up, ...]`. Rows after `len` are zero.
-at::Tensor reduce_tokens(const Group& group, const at::Tensor& x) {
-  at::NoGradGuard no_grad;
-  const int64_t ranks = group.backend->getSize(), part_len = (x.size(1) + ranks - 1) / ranks;
-  at::Tensor all = x.detach();
-  if (part_len * ranks > x.size(1)) {
-    std::vector<int64_t> missing = x.sizes().vec();
-    missing[1] = part_len * ranks - x.size(1);
-    all = at::cat({all, at::zeros(missing, x.options())}, 1);
-  }
-  // Rank by rank; a view for one sample.
-  all = all.unflatten(1, {ranks, part_len}).transpose(0, 1).contiguous();
-  at::Tensor part = at::empty_like(all[0]), part_flat = part.view(-1), all_flat = all.view(-1);
-  group.tally->scattered += ring_part(*group.backend, part);
-  run_now(group, x.device(), [&] { return group.backend->_reduce_scatter_base(part_flat, all_flat, {}); });
-  return part;
-}
-
-enum class Collective { CopyTo, GatherFrom, GatherTokens, ReduceTokens };
-
-template <Collective kind>
-struct Parallel : torch::autograd::Function<Parallel<kind>> {
-  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x, const Group& group,
-                            int64_t len) {
+template <Parallel kind>
+struct Blocking : torch::autograd::Function<Blocking<kind>> {
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x, const Group& group) {
     // The graph keeps the group alive.
     ctx->saved_data["group"] = c10::IValue::make_capsule(group.backend);
     ctx->saved_data["tally"] = c10::IValue::make_capsule(group.tally);
-    if (kind == Collective::ReduceTokens) ctx->saved_data["len"] = x.size(1);
-    switch (kind) {
-      case Collective::CopyTo: return x.detach();
-      case Collective::GatherFrom: return gather_last(group, x);
-      case Collective::GatherTokens: return gather_tokens(group, x, len);
-      case Collective::ReduceTokens: return reduce_tokens(group, x);
-    }
+    return kind == Parallel::CopyTo ? x.detach() : gather_last(group, x);
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
                                                  const torch::autograd::variable_list& grads) {
     const Group group{c10::static_intrusive_pointer_cast<c10d::Backend>(ctx->saved_data["group"].toCapsule()),
                       c10::static_intrusive_pointer_cast<Tally>(ctx->saved_data["tally"].toCapsule())};
-    const auto grad = [&]() -> at::Tensor {
-      switch (kind) {
-        case Collective::CopyTo: return sum_over(group, grads[0]);
-        case Collective::GatherFrom: return slice_last(group, grads[0]);
-        case Collective::GatherTokens: return reduce_tokens(group, grads[0]);
-        case Collective::ReduceTokens: return gather_tokens(group, grads[0], ctx->saved_data["len"].toInt());
-      }
-      return {};
-    };
-    return {grad(), at::Tensor(), at::Tensor()};
+    return {kind == Parallel::CopyTo ? sum_over(group, grads[0]) : slice_last(group, grads[0]), at::Tensor()};
   }
+};
+
+// A collective over the tokens of a TP group in flight, and its kind in the forward pass. In the backward pass, the other kind runs in
+// the other direction: what waited starts, and what started waits. So a collective that overlaps with computation in the forward pass
+// also does in the backward pass.
+struct Tokens : torch::CustomClassHolder {
+  enum class Kind { Gather, Reduce };
+
+  Group group;
+  Kind kind;
+  int64_t len;  // tokens of the whole sequence
+
+  c10::intrusive_ptr<c10d::Work> work;
+  at::Tensor from, to;  // kept until the end of the wait
+
+  Tokens(Group group, Kind kind, int64_t len) : group(std::move(group)), kind(kind), len(len) {}
+
+  int64_t ranks() const { return group.backend->getSize(); }
+
+  void start(Kind now, const at::Tensor& x) {
+    at::NoGradGuard no_grad;
+    now == Kind::Gather ? start_gather(x.detach()) : start_reduce(x.detach());
+  }
+
+  at::Tensor wait(Kind now) {
+    at::NoGradGuard no_grad;
+    group.tally->waited.during(to.device(), [&] { work->wait(); });
+    work.reset();
+    from.reset();
+    at::Tensor all = std::move(to);
+    // The parts of the ranks, one after another, without the rows after the last token.
+    return now == Kind::Gather ? all.transpose(0, 1).flatten(1, 2).narrow(1, 0, len) : all;
+  }
+
+ private:
+  // Gathers the ranks' parts of the tokens, `[B, len / ranks rounded up, ...]`.
+  void start_gather(const at::Tensor& x) {
+    from = x.contiguous();
+    std::vector<int64_t> size = from.sizes().vec();
+    size.insert(size.begin(), ranks());
+    to = at::empty(size, from.options());
+    at::Tensor all = to.view(-1), own = from.view(-1);
+    group.tally->gathered += ring_part(*group.backend, own);
+    work = begin(group, [&] { return group.backend->_allgather_base(all, own); });
+  }
+
+  // Sums the tokens `[B, len, ...]` of all ranks for this rank's part, `[B, len / ranks rounded up, ...]`. Rows after `len` are zero.
+  void start_reduce(const at::Tensor& x) {
+    const int64_t part_len = (x.size(1) + ranks() - 1) / ranks();
+    at::Tensor all = x;
+    if (part_len * ranks() > x.size(1)) {
+      std::vector<int64_t> missing = x.sizes().vec();
+      missing[1] = part_len * ranks() - x.size(1);
+      all = at::cat({all, at::zeros(missing, x.options())}, 1);
+    }
+    // Rank by rank; a view for one sample.
+    from = all.unflatten(1, {ranks(), part_len}).transpose(0, 1).contiguous();
+    to = at::empty_like(from[0]);
+    at::Tensor part = to.view(-1), flat = from.view(-1);
+    group.tally->scattered += ring_part(*group.backend, part);
+    work = begin(group, [&] { return group.backend->_reduce_scatter_base(part, flat, {}); });
+  }
+};
+
+using TokensPtr = c10::intrusive_ptr<Tokens>;
+
+Tokens::Kind other(Tokens::Kind kind) { return kind == Tokens::Kind::Gather ? Tokens::Kind::Reduce : Tokens::Kind::Gather; }
+
+TokensPtr tokens_of(const torch::autograd::AutogradContext* ctx) {
+  return c10::static_intrusive_pointer_cast<Tokens>(ctx->saved_data.at("tokens").toCapsule());
+}
+
+// Starts the collective. The result stays in `tokens`: autograd would need its shape, which is not that of its gradient. The empty tensor
+// that is returned joins the two halves in the graph.
+struct StartTokens : torch::autograd::Function<StartTokens> {
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x, const TokensPtr& tokens) {
+    ctx->saved_data["tokens"] = c10::IValue::make_capsule(tokens);
+    tokens->start(tokens->kind, x);
+    return at::empty({0}, x.options());
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
+                                                 const torch::autograd::variable_list&) {
+    const TokensPtr tokens = tokens_of(ctx);
+    return {tokens->wait(other(tokens->kind)), at::Tensor()};
+  }
+};
+
+struct WaitForTokens : torch::autograd::Function<WaitForTokens> {
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor&, const TokensPtr& tokens) {
+    ctx->saved_data["tokens"] = c10::IValue::make_capsule(tokens);
+    return tokens->wait(tokens->kind);
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
+                                                 const torch::autograd::variable_list& grads) {
+    const TokensPtr tokens = tokens_of(ctx);
+    tokens->start(other(tokens->kind), grads[0]);
+    return {at::empty({0}, grads[0].options()), at::Tensor()};
+  }
+};
+
+// A collective that Rust waits for.
+struct TokensHandle {
+  TokensPtr tokens;
+  at::Tensor started;
 };
 
 // The coefficients of one AdamW step.
@@ -408,18 +469,39 @@ char* vidtui_work_wait(WorkHandle* work) {
   });
 }
 
-// `kind` is 0 copy to, 1 gather from, 2 gather tokens, of which there are `len`, 3 reduce tokens; the result is a new tensor.
-char* vidtui_group_parallel(GroupHandle* group, const at::Tensor* x, int kind, int64_t len, at::Tensor** out) {
+// `kind` is 0 copy to, 1 gather from; the result is a new tensor.
+char* vidtui_group_parallel(GroupHandle* group, const at::Tensor* x, int kind, at::Tensor** out) {
   return guarded([&] {
     const Group ranks{group->backend, group->tally};
-    const auto done = [&](at::Tensor result) { *out = new at::Tensor(std::move(result)); };
-    switch (static_cast<Collective>(kind)) {
-      case Collective::CopyTo: return done(Parallel<Collective::CopyTo>::apply(*x, ranks, len));
-      case Collective::GatherFrom: return done(Parallel<Collective::GatherFrom>::apply(*x, ranks, len));
-      case Collective::GatherTokens: return done(Parallel<Collective::GatherTokens>::apply(*x, ranks, len));
-      case Collective::ReduceTokens: return done(Parallel<Collective::ReduceTokens>::apply(*x, ranks, len));
-    }
+    *out = new at::Tensor(static_cast<Parallel>(kind) == Parallel::CopyTo ? Blocking<Parallel::CopyTo>::apply(*x, ranks)
+                                                                         : Blocking<Parallel::GatherFrom>::apply(*x, ranks));
   });
+}
+
+// `kind` is 0 gather `len` tokens, 1 reduce tokens.
+char* vidtui_tokens_start(GroupHandle* group, const at::Tensor* x, int kind, int64_t len, TokensHandle** out) {
+  return guarded([&] {
+    const auto of = static_cast<Tokens::Kind>(kind);
+    auto handle = std::make_unique<TokensHandle>();
+    const int64_t all = of == Tokens::Kind::Gather ? len : x->size(1);
+    handle->tokens = c10::make_intrusive<Tokens>(Group{group->backend, group->tally}, of, all);
+    handle->started = StartTokens::apply(*x, handle->tokens);
+    *out = handle.release();
+  });
+}
+
+// Waits and returns the result as a new tensor; then frees the handle, also after an error.
+char* vidtui_tokens_wait(TokensHandle* handle, at::Tensor** out) {
+  return guarded([&] {
+    const std::unique_ptr<TokensHandle> owned(handle);
+    *out = new at::Tensor(WaitForTokens::apply(owned->started, owned->tokens));
+  });
+}
+
+// Frees a handle whose collective nobody waits for. libtorch keeps its tensors until it ends.
+void vidtui_tokens_drop(TokensHandle* handle) {
+  char* error = guarded([&] { delete handle; });
+  std::free(error);
 }
 
 // ---- optimizer

@@ -22,6 +22,11 @@ pub struct WorkHandle {
 }
 
 #[repr(C)]
+pub struct TokensHandle {
+    _private: [u8; 0],
+}
+
+#[repr(C)]
 pub struct EventHandle {
     _private: [u8; 0],
 }
@@ -125,9 +130,17 @@ unsafe extern "C" {
         group: *mut GroupHandle,
         x: *const C_tensor,
         kind: c_int,
-        len: i64,
         out: *mut *mut C_tensor,
     ) -> Status;
+    pub fn vidtui_tokens_start(
+        group: *mut GroupHandle,
+        x: *const C_tensor,
+        kind: c_int,
+        len: i64,
+        out: *mut *mut TokensHandle,
+    ) -> Status;
+    pub fn vidtui_tokens_wait(tokens: *mut TokensHandle, out: *mut *mut C_tensor) -> Status;
+    pub fn vidtui_tokens_drop(tokens: *mut TokensHandle);
     pub fn vidtui_group_barrier(group: *mut GroupHandle, out: *mut *mut WorkHandle) -> Status;
     pub fn vidtui_group_sent(group: *const GroupHandle, sent: *mut u64);
     pub fn vidtui_group_take_waited(group: *mut GroupHandle, seconds: *mut f64) -> Status;

@@ -8,6 +8,7 @@ use tch::{Device, Tensor};
 use crate::ffi::{self, GroupHandle, WorkHandle, c_text, check};
 use crate::pending::{Combine, Finish, Pending, Work, torch};
 use crate::store::millis;
+use crate::tokens::{Started, State, TokensInFlight};
 use crate::{Error, Reduce, Result, Store};
 
 /// The bytes that one rank of a group sent, by kind of collective, as in a ring algorithm: for W bytes over n ranks, each rank
@@ -309,38 +310,62 @@ impl Group {
 
     /// Returns a replicated tensor unchanged; its gradient is the sum of all ranks' gradients.
     ///
-    /// This and the next three functions are Megatron's differentiable collectives. They block; in a group of one rank they
-    /// return the tensor unchanged.
+    /// This and the other functions below are Megatron's differentiable collectives. In a group of one rank they return the tensor
+    /// unchanged.
     pub fn copy_to(&self, x: &Tensor) -> Result<Tensor> {
-        self.parallel(x, 0, 0)
+        self.parallel(x, 0)
     }
 
     /// Concatenates the tensors of all ranks along the last dimension; each rank's gradient is its part.
     pub fn gather_from(&self, x: &Tensor) -> Result<Tensor> {
-        self.parallel(x, 1, 0)
+        self.parallel(x, 1)
     }
 
     /// Concatenates the ranks' parts of `len` tokens, `[B, len / ranks rounded up, …]`, to `[B, len, …]`. The gradient is
     /// this rank's part of the sum of all ranks' gradients.
     pub fn gather_tokens(&self, part: &Tensor, len: i64) -> Result<Tensor> {
-        self.parallel(part, 2, len)
+        self.start_gather_tokens(part, len)?.wait()
+    }
+
+    /// Starts [`Group::gather_tokens`]. In the backward pass, the wait for the result starts the sum of the gradients, and this start
+    /// waits for it.
+    pub fn start_gather_tokens(&self, part: &Tensor, len: i64) -> Result<TokensInFlight> {
+        self.start_tokens(part, 0, len)
     }
 
     /// Sums the tokens `[B, len, …]` of all ranks and returns this rank's part, `[B, len / ranks rounded up, …]`, in which tokens
     /// after the last are zero. The gradients of all parts are gathered.
     pub fn reduce_tokens(&self, x: &Tensor) -> Result<Tensor> {
-        self.parallel(x, 3, 0)
+        self.start_reduce_tokens(x)?.wait()
     }
 
-    fn parallel(&self, x: &Tensor, kind: i32, len: i64) -> Result<Tensor> {
+    /// Starts [`Group::reduce_tokens`], as [`Group::start_gather_tokens`] does.
+    pub fn start_reduce_tokens(&self, x: &Tensor) -> Result<TokensInFlight> {
+        self.start_tokens(x, 1, 0)
+    }
+
+    fn start_tokens(&self, x: &Tensor, kind: i32, len: i64) -> Result<TokensInFlight> {
+        let Some(network) = &self.network else { return Ok(TokensInFlight(State::Here(x.shallow_clone()))) };
+        let doing = || {
+            let what = ["gather", "reduce"][kind as usize];
+            format!("{what} the tokens of {} ranks in a tensor of {:?}", self.size, x.size())
+        };
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: group and tensor are alive; the shim writes a new handle on success, which keeps what it needs of both.
+        check(unsafe { ffi::vidtui_tokens_start(network.0.as_ptr(), x.as_ptr(), kind, len, &mut handle) }, doing)?;
+        let handle = NonNull::new(handle).ok_or_else(|| Error::torch(doing(), "no handle was returned"))?;
+        Ok(TokensInFlight(State::Started(Started { handle, doing: doing() })))
+    }
+
+    fn parallel(&self, x: &Tensor, kind: i32) -> Result<Tensor> {
         let Some(network) = &self.network else { return Ok(x.shallow_clone()) };
         let doing = || {
-            let what = ["copy to", "gather from", "gather tokens of", "reduce tokens of"][kind as usize];
+            let what = ["copy to", "gather from"][kind as usize];
             format!("{what} {} ranks a tensor of {:?}", self.size, x.size())
         };
         let mut out = std::ptr::null_mut();
         // SAFETY: group and tensor are alive; the shim writes a new tensor on success.
-        check(unsafe { ffi::vidtui_group_parallel(network.0.as_ptr(), x.as_ptr(), kind, len, &mut out) }, doing)?;
+        check(unsafe { ffi::vidtui_group_parallel(network.0.as_ptr(), x.as_ptr(), kind, &mut out) }, doing)?;
         // SAFETY: the call above created the tensor and transfers ownership to us.
         Ok(unsafe { Tensor::from_ptr(out) })
     }

@@ -1,9 +1,10 @@
 //! Rust bindings for PyTorch's distributed library c10d: stores, process groups and collectives over gloo and NCCL.
 //!
 //! Ranks find each other through a [`Store`], a [`Group`] moves tensors between them, and every collective returns a
-//! [`Pending`] to wait on. The crate also has the optimizer steps of a shard ([`ops`], [`adamw8`]), CUDA functions that tch does not bind
-//! ([`cuda`]), tensors in memory-mapped files ([`mapped`]), libtorch's profiler ([`profile`]), counts of the waits of the host for the
-//! device ([`waits`]), and an exit of the process that skips libtorch's destructors ([`exit`]).
+//! [`Pending`] to wait on; those in autograd graphs return a tensor or [`TokensInFlight`]. The crate also has the optimizer steps of a
+//! shard ([`ops`], [`adamw8`]), CUDA functions that tch does not bind ([`cuda`]), tensors in memory-mapped files ([`mapped`]), libtorch's
+//! profiler ([`profile`]), counts of the waits of the host for the device ([`waits`]), and an exit of the process that skips libtorch's
+//! destructors ([`exit`]).
 //!
 //! On the CPU, gloo runs the collectives. The feature `cuda` adds NCCL, and then the crate links against a libtorch
 //! with CUDA. Without the feature, the CUDA functions also exist, but return an error.
@@ -17,6 +18,7 @@ mod group;
 mod pending;
 mod store;
 mod threads;
+mod tokens;
 
 pub mod adamw8;
 pub mod collectives;
@@ -32,6 +34,7 @@ pub use group::{Group, Sent};
 pub use pending::{Pending, Reduce};
 pub use store::Store;
 pub use threads::compute_alone;
+pub use tokens::TokensInFlight;
 
 /// The result type of this crate.
 pub type Result<T> = std::result::Result<T, Error>;

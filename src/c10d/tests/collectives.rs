@@ -2,7 +2,7 @@
 
 mod together;
 
-use c10d::{Error, Group, Reduce, Result};
+use c10d::{Error, Group, Reduce, Result, TokensInFlight};
 use tch::{Device, Kind, Tensor};
 use together::{TIMEOUT, on_ranks};
 
@@ -241,6 +241,39 @@ fn split_layers_between_parts_of_the_tokens_equal_whole_ones_forward_and_backwar
                 off(&grads[2], &mine(&want_grads[2], 1)),
                 off(&grads[3], &want_grads[3]),
             ])
+        })?;
+        assert!(errors.iter().flatten().all(|e| *e < 1e-5), "{size} ranks: {errors:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn two_exchanges_of_tokens_in_flight_have_their_own_results_and_gradients() -> Result<()> {
+    for size in SIZES {
+        let errors = on_ranks(size, |group, _| {
+            let (rank, ranks) = (group.rank() as i64, size as i64);
+            let whole = (Tensor::arange(4 * ranks * 3, (Kind::Float, Device::Cpu)) * 0.7).sin().view([1, 4 * ranks, 3]);
+            let part = whole.narrow(1, rank * 4, 4).detach().set_requires_grad(true);
+            let pieces = part.split(2, 1);
+            let gathering: Vec<_> =
+                pieces.iter().map(|piece| group.start_gather_tokens(piece, 2 * ranks)).collect::<Result<_>>()?;
+            let gathered: Vec<Tensor> = gathering.into_iter().map(TokensInFlight::wait).collect::<Result<_>>()?;
+            let reducing: Vec<_> =
+                gathered.iter().map(|all| group.start_reduce_tokens(&all.square())).collect::<Result<_>>()?;
+            let sums: Vec<Tensor> = reducing.into_iter().map(TokensInFlight::wait).collect::<Result<_>>()?;
+            let got = Tensor::cat(&sums, 1);
+            let want = part.detach().square() * ranks;
+            let grad = Tensor::run_backward(&[got.sin().sum(Kind::Float)], &[&part], false, false).remove(0);
+            // Every rank's square of a token is part of the sum, and has the gradient of the sum.
+            let want_grad = want.cos() * 2.0 * part.detach() * ranks;
+            let off = |a: &Tensor, b: &Tensor| (a - b).abs().max().double_value(&[]);
+            // One that nobody waits for still completes on the others.
+            if rank == 0 {
+                drop(group.start_gather_tokens(&part, 4 * ranks)?);
+            } else {
+                let _ = group.gather_tokens(&part, 4 * ranks)?;
+            }
+            Ok([off(&got, &want), off(&grad, &want_grad)])
         })?;
         assert!(errors.iter().flatten().all(|e| *e < 1e-5), "{size} ranks: {errors:?}");
     }

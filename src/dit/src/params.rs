@@ -1,7 +1,7 @@
 //! The parameters of one unit (the root or a block), as this crate's functions take them.
 
 use crate::dropout::Dropout;
-use crate::parallel::TensorParallel;
+use crate::parallel::{TensorParallel, TokenCollectives};
 use kernels::linear::{linear, linear_gradients};
 use recipe::{FsdpUnit, Model, ParamSpec};
 use std::collections::BTreeMap;
@@ -82,6 +82,11 @@ impl UnitParams {
         }
         let (adapters, dropout) = (self.adapters.clone(), self.dropout.clone());
         Ok((UnitParams { tensors, adapters, dropout, only_gradients: self.only_gradients }, copied))
+    }
+
+    /// Returns the collectives over tokens around the unit's layers. With dropout, which depends on the place of a token, they have one piece.
+    pub(crate) fn collectives<'a>(&self, tp: &'a dyn TensorParallel) -> TokenCollectives<'a> {
+        TokenCollectives::new(tp, self.dropout.is_none())
     }
 
     /// Returns the linear layer or norm whose weight is in a slot, and whose bias follows.
@@ -174,8 +179,8 @@ impl Affine<'_> {
         y
     }
 
-    /// Applies a layer whose weight columns and inputs are split over the ranks. Returns the products of this rank, of which
-    /// [`Affine::reduced`] makes the output.
+    /// Applies a layer whose weight columns and inputs are split over the ranks. Returns the products of this rank. The output is their
+    /// sum over the ranks with [`Affine::plus_bias`].
     pub fn row_product(&self, x: &Tensor, tp: &dyn TensorParallel) -> Tensor {
         match tp.size() {
             1 => self.linear(x),
@@ -183,14 +188,11 @@ impl Affine<'_> {
         }
     }
 
-    /// Sums the products of all ranks for this rank's tokens, and adds the bias.
-    ///
-    /// # Errors
-    /// A collective of `tp` failed.
-    pub fn reduced(&self, products: &Tensor, tp: &dyn TensorParallel) -> Result<Tensor, TchError> {
+    /// Adds the bias to the sum of [`Affine::row_product`] over the ranks.
+    pub fn plus_bias(&self, sum: Tensor, tp: &dyn TensorParallel) -> Tensor {
         match tp.size() {
-            1 => Ok(products.shallow_clone()),
-            _ => Ok(tp.reduce_tokens(products)? + self.bias),
+            1 => sum,
+            _ => sum + self.bias,
         }
     }
 

@@ -75,6 +75,7 @@ pub fn recipe() -> Recipe {
             max_bad_steps: 10,
             ttt_scan: recipe::TttScan::Operators,
             fused: recipe::Fused::Operators,
+            tp_pieces: recipe::TokenPieces(0),
             collective_timeout_s: 0,
             drift_check: 100,
             accumulate: recipe::Accumulate::Whole,

@@ -82,5 +82,5 @@ pub use show::{default_settings, shown_settings};
 pub use slab::{ALIGNMENT, Place, Slab};
 pub use train::{
     Accumulate, CheckpointPolicy, ComputeDtype, Data, DataSet, Device, FrozenDtype, Fused, Log, Loss, LossWeighting,
-    Pattern, Remat, RematMode, Shapes, Train, Trainable, TttScan, WAIT_OUTSIDE_STEPS, WandbMode,
+    Pattern, Remat, RematMode, Shapes, TokenPieces, Train, Trainable, TttScan, WAIT_OUTSIDE_STEPS, WandbMode,
 };

@@ -147,7 +147,9 @@ impl Key {
             _ if self.path == "sample.lora" => &[Task::Sample],
             _ if ["train.device", "train.threads", "mesh.dp_replicate"].contains(&self.path) => &Task::ALL,
             "mesh" | "model" | "lora" | "sample" => &[Task::Train, Task::Sample],
-            _ if ["train.dtype", "train.ttt_scan", "train.fused"].contains(&self.path) => &[Task::Train, Task::Sample],
+            _ if ["train.dtype", "train.ttt_scan", "train.fused", "train.tp_pieces"].contains(&self.path) => {
+                &[Task::Train, Task::Sample]
+            }
             _ => &[Task::Train],
         }
     }
@@ -317,6 +319,7 @@ pub static SCHEMA: &[Key] = &[
     optional("train.max_bad_steps", int(1, MANY), DefaultValue::Int(10), "consecutive steps with a non-finite loss or gradient after which the run stops; each one is skipped"),
     optional("train.ttt_scan", Kind::OneOf(&["auto", "operators", "kernel", "kernel_without_clusters"]), DefaultValue::Str("auto"), "scan of TTT layers on GPUs; auto: a CUDA kernel in bfloat16 where it can run, else libtorch's operators; operators: those; kernel: the CUDA kernel, or the run does not start; kernel_without_clusters: as kernel, with one thread block for each head; the CPU has a kernel of its own"),
     optional("train.fused", Kind::OneOf(&["auto", "operators", "kernel"]), DefaultValue::Str("auto"), "norms, gates and rotary embeddings on GPUs; auto: CUDA kernels, which round once, where they can run, else libtorch's operators; operators: those; kernel: CUDA kernels, or the run does not start"),
+    optional("train.tp_pieces", int(0, 64), DefaultValue::Int(0), "pieces in which the ranks of a TP group exchange tokens, so that a piece is on its way while another is computed; 1: all at once; 0: on GPUs up to 4 of at least 16 MiB, on CPUs 1. With LoRA dropout always 1"),
     optional("train.collective_timeout_s", int(0, 86_400), DefaultValue::Int(0), "seconds that a rank waits for the others in a step before it fails; 0: 20 times the longest step, 10 to 30 minutes. The first step of an attempt and saves have at least 30 minutes"),
     optional("train.drift_check", int(0, MANY), DefaultValue::Int(100), "steps between comparisons of the weights of all replicas, and of the TP ranks of one node on the CPU, which must have the same bits; a difference ends the run; 0: never"),
     optional("train.accumulate", Kind::OneOf(&["whole", "sharded"]), DefaultValue::Str("whole"), "gradient that a rank accumulates over micro-batches with mesh.dp_shard > 1; whole: unsharded in float32, reduced once a step; sharded: that of its shard, reduced in every micro-batch, in less memory"),

@@ -132,6 +132,8 @@ pub struct Train {
     pub ttt_scan: TttScan,
     /// The norms with modulation, gates and rotary embeddings on GPUs.
     pub fused: Fused,
+    /// The pieces in which the ranks of a TP group exchange tokens.
+    pub tp_pieces: TokenPieces,
     /// Seconds that a rank waits for the others in a step; 0: derived from the longest step.
     pub collective_timeout_s: u64,
     /// Steps between comparisons of the weights of replicas and TP ranks; 0: never.
@@ -385,6 +387,25 @@ impl ComputeDtype {
     }
 }
 
+/// In how many pieces the ranks of a TP group exchange tokens, so that a piece is on its way while another is computed; 0: by the size.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct TokenPieces(pub usize);
+
+impl TokenPieces {
+    /// Returns the number of pieces for a rank's part of the tokens of so many bytes. Four pieces hide three quarters of an exchange, and a
+    /// fifth would hide a twentieth more. Pieces of 16 MiB are assumed to reach the rate of the links.
+    pub fn of(self, bytes: u64, on_gpu: bool) -> u64 {
+        const LEAST: u64 = 16 << 20;
+        const MOST: u64 = 4;
+        match self.0 as u64 {
+            0 if on_gpu => (bytes / LEAST).clamp(1, MOST),
+            0 => 1,
+            pieces => pieces,
+        }
+    }
+}
+
 /// The implementation of the scan of TTT layers on GPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -603,6 +624,15 @@ mod tests {
         assert_eq!([None, Some(0.1), Some(60.0), Some(1e300)].map(|s| minutes(&train, s)), [30.0, 10.0, 20.0, 30.0]);
         train.collective_timeout_s = 60;
         assert_eq!([None, Some(0.1), Some(1e300)].map(|s| minutes(&train, s)), [30.0, 1.0, 1.0]);
+    }
+
+    #[test]
+    fn pieces_of_tokens_follow_their_size_on_gpus_unless_they_are_set() {
+        let pieces = |set| {
+            [(1, true), (40 << 20, true), (1 << 30, true), (1 << 30, false)]
+                .map(|(bytes, gpu)| TokenPieces(set).of(bytes, gpu))
+        };
+        assert_eq!((pieces(0), pieces(1), pieces(3)), ([1, 2, 4, 1], [1; 4], [3; 4]));
     }
 
     #[test]

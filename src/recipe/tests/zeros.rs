@@ -22,9 +22,10 @@ const PLAIN: [&str; 10] = [
 type Has = fn(&Recipe) -> bool;
 
 /// Keys whose 0 this crate interprets: the key, another value, and whether a recipe has the feature that 0 turns off.
-const HERE: [(&str, &str, Has); 27] = [
+const HERE: [(&str, &str, Has); 28] = [
     ("train.epochs", "3", |r| r.train.steps == 0),
     ("train.collective_timeout_s", "60", |r| r.train.collective_timeout(Some(1.0)).as_secs() == 60),
+    ("train.tp_pieces", "3", |r| r.train.tp_pieces.of(1 << 30, true) != 4),
     ("train.drift_check", "3", |r| (1..1000).any(|step| r.train.checks_drift_at(step))),
     ("model.base_frames", "5", |r| r.model.base()[0] != r.model.latent_frames),
     ("model.base_height", "16", |r| r.model.base()[1] != r.model.latent_height),

@@ -1,7 +1,7 @@
 //! The process groups of a mesh.
 
 use c10d::{Group, Reduce, Store};
-use recipe::Mesh;
+use recipe::{Mesh, TokenPieces};
 use std::time::Duration;
 use tch::{Device, Tensor};
 
@@ -17,6 +17,8 @@ pub struct MeshGroups {
     pub replicate: Group,
     /// The ranks of the tensor-parallel group, which share the work on the same samples.
     pub tp: Group,
+    /// The pieces in which the ranks of `tp` exchange tokens.
+    pub tp_pieces: TokenPieces,
 }
 
 /// The seconds that a rank waited for others.
@@ -54,6 +56,7 @@ impl MeshGroups {
             shard: join(of_shard, shard, mesh.dp_shard)?,
             replicate: join(replicas, replicate, mesh.dp_replicate)?,
             tp: join(of_tp, tp, mesh.tp)?,
+            tp_pieces: TokenPieces::default(),
         })
     }
 
@@ -116,6 +119,7 @@ impl MeshGroups {
             shard: Group::alone(),
             replicate: Group::alone(),
             tp: Group::alone(),
+            tp_pieces: TokenPieces::default(),
         }
     }
 }

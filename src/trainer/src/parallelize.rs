@@ -8,14 +8,14 @@ use dit::dropout::Dropout;
 use dit::family::Family;
 use dit::mixers::Kept;
 use dit::network::{Network, Units};
-use dit::parallel::TensorParallel;
+use dit::parallel::{InFlight, TensorParallel};
 use dit::params::{Adapters, SlotGrad, UnitParams};
 use recipe::{FsdpUnit, ParamSpec, Recipe, Split};
 use sharding::flat::{Layout, ParamKind, TpLayout};
 use sharding::fsdp::Fsdp;
 use sharding::mesh::MeshGroups;
 use sharding::offload::Offload;
-use tch::{TchError, Tensor};
+use tch::{Device, TchError, Tensor};
 
 /// Returns the parameter table of every unit of a recipe's network in FSDP's order: the root, then the blocks.
 pub fn unit_tables(recipe: &Recipe) -> Vec<Vec<ParamSpec>> {
@@ -78,6 +78,7 @@ pub fn fsdp(
     swap: Option<(Offload, Vec<bool>)>,
 ) -> c10d::Result<Fsdp> {
     let [compute, frozen] = [recipe.train.dtype, recipe.train.frozen_dtype()].map(compute_kind);
+    let groups = MeshGroups { tp_pieces: recipe.train.tp_pieces, ..groups };
     let fsdp = Fsdp::with(layouts(recipe, tables), groups, compute, frozen, swap)?;
     // The root, the first unit, does not stay gathered.
     let kept: Vec<bool> = std::iter::once(false).chain(recipe.memory.kept(recipe.model.num_layers)).collect();
@@ -198,13 +199,23 @@ impl TensorParallel for Sharded<'_> {
         self.0.groups().tp.gather_from(x).map_err(to_torch_error)
     }
 
-    fn gather_tokens(&self, part: &Tensor, len: i64) -> Result<Tensor, TchError> {
-        self.0.groups().tp.gather_tokens(part, len).map_err(to_torch_error)
+    fn start_gather_tokens(&self, part: &Tensor, len: i64) -> Result<InFlight, TchError> {
+        in_flight(self.0.groups().tp.start_gather_tokens(part, len))
     }
 
-    fn reduce_tokens(&self, x: &Tensor) -> Result<Tensor, TchError> {
-        self.0.groups().tp.reduce_tokens(x).map_err(to_torch_error)
+    fn start_reduce_tokens(&self, x: &Tensor) -> Result<InFlight, TchError> {
+        in_flight(self.0.groups().tp.start_reduce_tokens(x))
     }
+
+    fn pieces(&self, bytes: i64) -> i64 {
+        let groups = self.0.groups();
+        groups.tp_pieces.of(bytes as u64, groups.device != Device::Cpu) as i64
+    }
+}
+
+fn in_flight(started: c10d::Result<c10d::TokensInFlight>) -> Result<InFlight, TchError> {
+    let started = started.map_err(to_torch_error)?;
+    Ok(Box::new(move || started.wait().map_err(to_torch_error)))
 }
 
 /// Converts the error of a collective to a libtorch error, because the model's functions return no other kind.

@@ -13,4 +13,5 @@ mod recorded_training;
 mod released_models;
 mod sharded_settings;
 pub(crate) mod support;
+mod token_pieces;
 mod waits;

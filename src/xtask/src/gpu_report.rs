@@ -160,6 +160,9 @@ fn steps(gpus: usize) -> Vec<Step> {
         let sets = format!("--set model.num_layers={layers} --set remat.mode=none");
         alone(shows, name, "configs/cogvideox/5b.toml", stage, 14, &sets)
     };
+    let tensor_parallel = |shows, name: &'static str, stage: &Stage, sets: &str| {
+        one_sample(shows, name, "configs/ttt-mlp/9s.toml", stage, all, 4, &format!("--set mesh.tp={all} {layer}{sets}"))
+    };
     let [first, second, five, small] = &STAGES;
     vec![
         step("driver and GPUs", "nvidia-smi"),
@@ -211,15 +214,8 @@ fn steps(gpus: usize) -> Vec<Step> {
         step("a profile", &format!("target/release/vidtui --runs {FOLDER}/runs profile latest --steps 3")),
         step("time for the profile", "sleep 60"),
         step("the end of the profiled run", &format!("target/release/vidtui --runs {FOLDER}/runs stop latest --wait")),
-        one_sample(
-            "a layer of the 9 s stage, tensor parallel",
-            "one-layer-tp",
-            "configs/ttt-mlp/9s.toml",
-            second,
-            all,
-            4,
-            &format!("--set mesh.tp={all} {layer}"),
-        ),
+        tensor_parallel("a layer of the 9 s stage, tensor parallel", "one-layer-tp", second, ""),
+        tensor_parallel("the same, tokens exchanged at once", "exchanged-at-once", second, " --set train.tp_pieces=1"),
     ]
 }
 

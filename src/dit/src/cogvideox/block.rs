@@ -101,13 +101,14 @@ impl Block {
         let x = self.gated_add(x_bld, &mixed, first, text);
 
         let normed = self.modulated_norm(p.affine(self.norm2), &x, second, text);
-        let hidden = p.affine(self.up).linear(&tp.gather_tokens(&normed, grid.tokens())?).gelu("tanh");
         // Only the gate's gradient needs the value of the last linear layer.
         let is_value_used = !p.is_for_gradients_only() || second.requires_grad();
         let down = p.affine(self.down);
         let down = if is_value_used { down } else { down.without_value() };
-        let update = down.reduced(&down.row_product(&hidden, tp), tp)?;
-        Ok(self.gated_add(&x, &update, second, text))
+        let up = p.affine(self.up);
+        let mlp = |all: &Tensor| down.row_product(&up.linear(all).gelu("tanh"), tp);
+        let sum = p.collectives(tp).gather_and_reduce(&normed, grid.tokens(), mlp)?;
+        Ok(self.gated_add(&x, &down.plus_bias(sum, tp), second, text))
     }
 
     /// Mixes the tokens of a sequence: attention within segments, then TTT layers across them. Takes and returns this rank's part of the
@@ -143,13 +144,13 @@ impl Block {
         mixers: &Mixers,
         tp: &dyn TensorParallel,
     ) -> Result<Tensor, TchError> {
-        let normed = tp.gather_tokens(normed, grid.tokens())?;
-        let size = normed.size();
-        let heads = |slot| p.affine(slot).linear(&normed).view([size[0], size[1], -1, self.head_dim]);
+        let project = |all: &Tensor| [self.q, self.k, self.v].map(|slot| p.affine(slot).linear(all));
+        let projected = p.collectives(tp).gather(normed, grid.tokens(), Tensor::shallow_clone, project)?;
+        let [q, k, v] = projected.map(|x| x.unflatten(-1, [-1, self.head_dim]));
         // Frames that segments share are projected once; then each segment gets its tokens at its own positions.
         let split = |x: Tensor| grid.segments.as_ref().map_or_else(|| x.shallow_clone(), |s| s.split(&x));
-        let normed_heads = |slot, norm| {
-            let (x, rotary, norm) = (heads(slot), grid.rotary.as_ref(), p.affine(norm));
+        let normed_heads = |x: Tensor, norm| {
+            let (rotary, norm) = (grid.rotary.as_ref(), p.affine(norm));
             let norm = (norm.weight, norm.bias);
             match &grid.segments {
                 None => fused::head_norm(&x, norm, rotary, self.qk_eps, self.fused),
@@ -159,15 +160,14 @@ impl Block {
                 }
             }
         };
-        let q = normed_heads(self.q, self.q_norm);
-        let k = normed_heads(self.k, self.k_norm);
-        let v = split(heads(self.v));
+        let (q, k, v) = (normed_heads(q, self.q_norm), normed_heads(k, self.k_norm), split(v));
         let out = mixers.scaled_dot_product(&q.transpose(1, 2), &k.transpose(1, 2), &v.transpose(1, 2));
         let merged = out.transpose(1, 2).flatten(2, 3);
         // The projection is linear, so averaging segments before the projection equals averaging after it.
         let merged = grid.segments.as_ref().map_or_else(|| merged.shallow_clone(), |s| s.merge(&merged));
         let o = p.affine(self.o);
-        o.reduced(&o.row_product(&merged, tp), tp)
+        let sum = p.collectives(tp).reduce(&merged, Tensor::shallow_clone, |x| o.row_product(x, tp))?;
+        Ok(o.plus_bias(sum, tp))
     }
 
     /// Applies one LayerNorm to both streams, then the shift and scale of each stream.

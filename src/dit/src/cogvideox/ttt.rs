@@ -36,6 +36,13 @@ pub struct Ttt {
     gates: [Gate; 2],
 }
 
+/// A direction of time.
+#[derive(Debug, Clone, Copy)]
+enum Way {
+    There,
+    Back,
+}
+
 /// The slots of the gates of one direction.
 #[derive(Debug, Clone, Copy)]
 struct Gate {
@@ -112,12 +119,11 @@ impl Ttt {
         mixers: &Mixers,
         tp: &dyn TensorParallel,
     ) -> Result<Tensor, TchError> {
-        let o = p.affine(self.o);
-        let there = o.reduced(&self.products(scan, p, &tp.gather_tokens(x_bld, len)?, mixers, tp)?, tp)?;
+        let one_way = |x: &Tensor, way| self.one_way(scan, p, (x, len), way, mixers, tp);
+        let there = one_way(x_bld, Way::There)?;
         let there = self.gated_add(scan, p, self.gates[0], x_bld, &there, tp);
-        let reversed = scan.order.reversed(&tp.gather_tokens(&there, len)?);
-        let back = scan.order.reversed(&self.products(scan, p, &reversed, mixers, tp)?);
-        Ok(self.gated_add(scan, p, self.gates[1], &there, &o.reduced(&back, tp)?, tp))
+        let back = one_way(&there, Way::Back)?;
+        Ok(self.gated_add(scan, p, self.gates[1], &there, &back, tp))
     }
 
     /// Applies the layer on one rank to tokens `[B, L, D]` in sequence order; the output has the same order.
@@ -125,26 +131,38 @@ impl Ttt {
     /// # Errors
     /// libtorch's errors.
     pub fn layer(&self, scan: &Scan, p: &UnitParams, x_bld: &Tensor, mixers: &Mixers) -> Result<Tensor, TchError> {
-        self.products(scan, p, x_bld, mixers, &Alone)
+        self.one_way(scan, p, (x_bld, x_bld.size()[1]), Way::There, mixers, &Alone)
     }
 
-    /// Applies the layer to all tokens `[B, L, D]` in sequence order with this rank's heads, up to the sum over ranks.
-    fn products(
+    /// Applies the layer in one direction of time to this rank's part of so many tokens. Takes and returns sequence order, and computes this
+    /// rank's heads for all tokens.
+    fn one_way(
         &self,
         scan: &Scan,
         p: &UnitParams,
-        x_bld: &Tensor,
+        (part, len): (&Tensor, i64),
+        way: Way,
         mixers: &Mixers,
         tp: &dyn TensorParallel,
     ) -> Result<Tensor, TchError> {
-        let (batch, len) = (x_bld.size()[0], x_bld.size()[1]);
-        let own_heads = p.affine(self.inner_norm).weight.size()[0];
-        let heads = |slot| p.affine(slot).linear(x_bld).view([batch, len, own_heads, self.head_dim]);
+        // Reversed twice, tokens are in their order again.
+        let order = |x: &Tensor| match way {
+            Way::There => x.shallow_clone(),
+            Way::Back => scan.order.reversed(x),
+        };
+        let batch = part.size()[0];
+        let (lr, own_heads) = (p.affine(self.lr), p.affine(self.inner_norm).weight.size()[0]);
+        let project = |all: &Tensor| {
+            let [q, k, v] = [self.q, self.k, self.v].map(|slot| p.affine(slot).linear(all));
+            [q, k, v, all.linear(&lr.weight.squeeze_dim(1), Some(&lr.bias.squeeze_dim(1)))]
+        };
+        let [q, k, v, wanted] = p.collectives(tp).gather(part, len, order, project)?;
+        let heads = |x: Tensor| x.view([batch, len, own_heads, self.head_dim]);
         let unit = |x: Tensor| {
             let norm = x.norm_scalaropt_dim(2.0, -1i64, true).clamp_min(1e-12);
             rotate(&(x / norm), &scan.rotary, self.fused)
         };
-        let (q, k, v) = (unit(heads(self.q)), unit(heads(self.k)), heads(self.v));
+        let (q, k, v) = (unit(heads(q)), unit(heads(k)), heads(v));
 
         // Target: value minus key, normalized with the unbiased standard deviation.
         let norm = p.affine(self.inner_norm);
@@ -152,8 +170,6 @@ impl Ttt {
         let centred = &lack - lack.mean_dim(-1i64, true, None::<Kind>);
         let target = centred / (lack.std_dim(-1i64, true, true) + 1e-8) * norm.weight + norm.bias;
 
-        let lr = p.affine(self.lr);
-        let wanted = x_bld.linear(&lr.weight.squeeze_dim(1), Some(&lr.bias.squeeze_dim(1)));
         let tokens = (self.head_dim * self.settings.mini_batch) as f64;
         let eta = wanted.sigmoid() * (self.base_lr / tokens);
 
@@ -176,7 +192,9 @@ impl Ttt {
         );
         let merged = out.view([batch, own_heads, len, self.head_dim]).transpose(1, 2).reshape([batch, len, -1]);
         let normed = self.post_norm(p, &scan.order.to_sequence_order(&merged), tp)?;
-        Ok(p.affine(self.o).row_product(&normed, tp))
+        let o = p.affine(self.o);
+        let sum = p.collectives(tp).reduce(&normed, order, |x| o.row_product(x, tp))?;
+        Ok(o.plus_bias(sum, tp))
     }
 
     /// Applies LayerNorm over all heads, although this rank holds only some. The ranks gather means and variances, and

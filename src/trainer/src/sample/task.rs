@@ -54,6 +54,7 @@ pub fn run(run: &RunDir, meta: &Run, attempt: Attempt, groups: MeshGroups) -> Re
     let texts = Texts::encode(&recipe.encoders, &recipe.model, &specs, &groups.world, groups.device)?;
     let tables = unit_tables(&recipe);
     let compute = compute_kind(recipe.train.dtype);
+    let groups = MeshGroups { tp_pieces: recipe.train.tp_pieces, ..groups };
     let mut fsdp = Fsdp::new(frozen_layouts(&recipe, &tables), groups, compute);
     let mut moments = OptimizerState::new(&fsdp, &tables, &recipe.optimizer).map_err(device_failed)?;
     let mut state = TrainingState { fsdp: &fsdp, moments: &mut moments, ema: None, tables: &tables, base: None };

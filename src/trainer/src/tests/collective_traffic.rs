@@ -35,8 +35,9 @@ const SIZES: [&str; 9] = [
     "train.threads=1",
 ];
 
-/// Runs a step as a rank of a mesh and returns the bytes that the step sent. If blocks stay gathered, an earlier step gathers them.
-fn sent(recipe: &Recipe, groups: MeshGroups) -> Traffic {
+/// Runs a step as a rank of a mesh and returns the bytes that the step sent, and the collectives of its TP group. If blocks stay gathered, an
+/// earlier step gathers them.
+fn sent(recipe: &Recipe, groups: MeshGroups) -> (Traffic, u64) {
     let (m, tables, compute) = (&recipe.model, unit_tables(recipe), compute_kind(recipe.train.dtype));
     let mut fsdp = fsdp(recipe, &tables, groups, None).unwrap();
     let (network, objective) = (network(recipe), VPrediction::new(m, &recipe.loss));
@@ -72,12 +73,13 @@ fn sent(recipe: &Recipe, groups: MeshGroups) -> Traffic {
     // The forecast omits the norms of gradients and weights, one double each.
     let ranks = recipe.mesh.tp as f64;
     let norms = 2.0 * 2.0 * (ranks - 1.0) / ranks * 8.0;
-    Traffic {
+    let traffic = Traffic {
         all_gather: shard.gathered as f64,
         reduce_scatter: shard.scattered as f64,
         all_reduce: replicate.summed as f64,
         tensor_parallel: (tp.gathered + tp.scattered + tp.summed) as f64 - norms,
-    }
+    };
+    (traffic, tp.launches)
 }
 
 /// Returns the difference of two counts.
@@ -92,7 +94,7 @@ fn since(now: Sent, before: Sent) -> Sent {
 
 /// Runs one step on a mesh; returns the bytes that each rank sent, which must be equal.
 fn sent_on(recipe: &Recipe) -> Traffic {
-    let sent = on_ranks(recipe.mesh, |groups| sent(recipe, groups));
+    let sent = on_ranks(recipe.mesh, |groups| sent(recipe, groups).0);
     assert!(sent.iter().all(|of_rank| *of_rank == sent[0]), "ranks differ: {sent:?}");
     sent[0]
 }
@@ -119,5 +121,19 @@ fn a_step_sends_exactly_the_forecast_bytes() {
             assert!(foreseen.total() > 0.0);
             assert_eq!(sent_on(&recipe), foreseen, "{sets:?} on {mesh:?}");
         }
+    }
+}
+
+#[test]
+fn tokens_in_pieces_are_more_collectives_of_the_same_bytes() {
+    // A gather and a reduction of attention and of the MLP, and two of TTT layers, in the forward pass of a block, its recomputation and its
+    // backward pass. The last block is not recomputed.
+    for (sets, exchanges) in [(&[][..], 4), (&SEGMENTS, 8)] {
+        let [(whole, launches), (pieces, more)] = [1, 3].map(|n| {
+            let recipe = recipe([1, 1, 2], &[&SIZES, sets, &[&format!("train.tp_pieces={n}")]].concat());
+            on_ranks(recipe.mesh, |groups| sent(&recipe, groups))[0]
+        });
+        assert_eq!(whole, pieces, "{sets:?}");
+        assert_eq!(more - launches, 2 * exchanges * (4 + 3 + 4), "{sets:?}");
     }
 }

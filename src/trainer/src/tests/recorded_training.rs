@@ -194,6 +194,7 @@ impl Trace {
                 ttt_scan: recipe::TttScan::Operators,
                 fused: recipe::Fused::Operators,
                 accumulate: recipe::Accumulate::Whole,
+                tp_pieces: recipe::TokenPieces(0),
                 collective_timeout_s: 0,
                 drift_check: 0,
             },

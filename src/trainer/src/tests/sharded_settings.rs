@@ -44,6 +44,29 @@ fn gradients_accumulate_in_shards_to_the_same_losses_as_unsharded_ones() {
     }
 }
 
+/// Parts of 14 and 7 tokens, which are no multiples of the pieces.
+#[test]
+fn tokens_that_are_exchanged_in_pieces_train_to_the_same_losses() {
+    let ttt: &[&str] = &["model.layer=ttt_mlp", "model.ttt_mini_batch=4", "remat.keep_scan=true"];
+    let lora: &[&str] = &["train.trainable=lora", "lora.rank=4"];
+    let dropout: &[&str] = &["train.trainable=lora", "lora.rank=4", "lora.dropout=0.1"];
+    let runs = [
+        ([1, 1, 2], ttt),
+        ([1, 2, 2], ttt),
+        ([1, 1, 4], ttt),
+        ([1, 1, 2], lora),
+        ([1, 1, 2], dropout),
+        ([1, 1, 2], &["remat.mode=none"]),
+    ];
+    for (mesh, sets) in runs {
+        let small = ["model.num_layers=2", "model.num_heads=4", "train.global_batch=2", "train.grad_accum=1"];
+        let sets = [&["train.dtype=float32"], &small[..], sets].concat();
+        let [whole, pieces] = [1, 3].map(|n| losses(mesh, &[&sets[..], &[&format!("train.tp_pieces={n}")]].concat()));
+        assert!(whole[0].windows(2).all(|pair| pair[0] != pair[1]), "{whole:?}");
+        whole.iter().zip(&pieces).for_each(|(whole, pieces)| assert_same_losses(whole, pieces));
+    }
+}
+
 #[test]
 fn frozen_blocks_that_stay_gathered_change_no_bit() {
     for (mesh, dtype) in [([1, 2, 1], "bfloat16"), ([2, 2, 1], "float32"), ([1, 2, 2], "bfloat16")] {

@@ -44,13 +44,15 @@ struct Seconds {
     reduce: f64,
     replicas: f64,
     tensor: f64,
+    /// The part of `tensor` that overlaps with computation.
+    hidden: f64,
 }
 
 impl Seconds {
     /// Returns the seconds of communication that do not overlap with computation: all-gathers, reduce-scatters and all-reduces over
-    /// replicas overlap with the computation of other blocks, and TP ranks wait for each other.
+    /// replicas overlap with the computation of other blocks, and exchanges of TP ranks partly with the layers beside them.
     fn exposed(&self) -> f64 {
-        (self.gather + self.reduce + self.replicas - self.dense - self.scan).max(0.0) + self.tensor
+        (self.gather + self.reduce + self.replicas - self.dense - self.scan).max(0.0) + self.tensor - self.hidden
     }
 
     fn step(&self) -> f64 {
@@ -111,8 +113,14 @@ fn scan_seconds(of: &Value, flops: f64) -> f64 {
     flops / HEADS / (PEAK / PROCESSORS * REACHED_BY_SCAN) * (HEADS / number(of, "/mesh/tp") / PROCESSORS).max(1.0)
 }
 
-/// Attention heads of the model.
+/// Attention heads and blocks of the model.
 const HEADS: f64 = 48.0;
+const BLOCKS: f64 = 42.0;
+
+/// Returns the bytes of all tokens of a sample in bf16.
+fn sequence_bytes(of: &Value) -> f64 {
+    number(of, "/cost/seq_len") * HEADS * 64.0 * 2.0
+}
 
 fn ours(of: &Value) -> Seconds {
     let tp = number(of, "/mesh/tp");
@@ -128,7 +136,33 @@ fn ours(of: &Value) -> Seconds {
         reduce: traffic("reduce_scatter") / shards,
         replicas: traffic("all_reduce") / NETWORK,
         tensor: traffic("tensor_parallel") / NVLINK,
+        hidden: hidden_seconds(of),
     }
+}
+
+/// Returns the seconds of an exchange of tokens that are hidden by `computation` seconds of the layers beside it: while one piece is on its
+/// way, another is computed.
+fn hidden_by(exchange: f64, computation: f64) -> f64 {
+    (1.0 - 1.0 / PIECES) * exchange.min(computation)
+}
+
+/// Pieces of an exchange of tokens: the most that `train.tp_pieces` chooses, because a rank has half a GiB of tokens.
+const PIECES: f64 = 4.0;
+
+/// Returns the hidden seconds of all exchanges of tokens. Of eight in a block and pass, one gathers the tokens of attention, one reduces
+/// them, two and two do so for TTT layers, and two for the MLP. Three of four projections follow a gather, and one precedes a reduction.
+fn hidden_seconds(of: &Value) -> f64 {
+    let tp = number(of, "/mesh/tp");
+    // Forward, recomputation of all blocks but the last, and backward.
+    let passes = 3.0 * BLOCKS - 1.0;
+    let exchanges = 8.0 * passes * sequence_bytes(of) * (tp - 1.0) / tp / NVLINK;
+    let layers = |name: &str| part(of, name) / tp / (PEAK * REACHED);
+    let projections = |share: f64, name: &str| {
+        hidden_by(share * exchanges, 0.75 * layers(name)) + hidden_by(share * exchanges, 0.25 * layers(name))
+    };
+    projections(0.125, "projections")
+        + projections(0.25, "ttt_projections")
+        + hidden_by(0.25 * exchanges, layers("mlp"))
 }
 
 /// Returns the seconds of the same stage in ttt-video-dit, counted from its code.
@@ -142,13 +176,13 @@ fn upstreams(of: &Value) -> Seconds {
     let mixing = once("attention") + once("projections") * shared + once("ttt_projections");
     let dense = mixing * (3.0 + UPSTREAM_AGAIN) + once("mlp") * (3.0 + UPSTREAM_AGAIN_MLP);
     let scan = part(of, "ttt_scan") / (4.0 + again) * (4.0 + UPSTREAM_AGAIN);
-    let sequence = number(of, "/cost/seq_len") * HEADS * 64.0 * 2.0;
-    let passes = 42.0 * (2.0 + UPSTREAM_AGAIN);
+    let passes = BLOCKS * (2.0 + UPSTREAM_AGAIN);
     let ours = ours(of);
     Seconds {
         dense: dense / tp / (PEAK * REACHED),
         scan: scan_seconds(of, scan),
-        tensor: UPSTREAM_TP(tp) * passes * sequence / NVLINK,
+        tensor: UPSTREAM_TP(tp) * passes * sequence_bytes(of) / NVLINK,
+        hidden: 0.0,
         ..ours
     }
 }
@@ -178,7 +212,7 @@ fn document(of: &Value, ours: &Seconds, theirs: &Seconds, wider: &[(u64, f64)]) 
         (
             "tensor parallel",
             |s| s.tensor,
-            "four gathers and four reduce-scatters per block and pass; ranks wait for them",
+            "four gathers and four reduce-scatters per block and pass, in pieces that overlap with projections and MLPs",
         ),
         ("not overlapped", Seconds::exposed, ""),
         ("**step**", Seconds::step, ""),
@@ -215,7 +249,9 @@ fn document(of: &Value, ours: &Seconds, theirs: &Seconds, wider: &[(u64, f64)]) 
          TTT scans reached {:.0} % of one of {PROCESSORS:.0} multiprocessors, one for each head.\n\
          * {:.0} GB/s in each direction between GPUs of a node and {:.0} GB/s between nodes, {:.0} % of the links' rates. A node has {GPUS_OF_A_NODE} GPUs: a TP group is\n  \
          within one node, a shard group spans two.\n\
-         * All-gathers, reduce-scatters and all-reduces over replicas overlap as far as there is computation; collectives over TP ranks do not.\n\
+         * All-gathers, reduce-scatters and all-reduces over replicas overlap as far as there is computation. TP ranks exchange tokens in {PIECES}\n  \
+         pieces; the first of a gather and the last of a reduce-scatter do not overlap, the others as far as the projections and MLPs beside\n  \
+         them take as long.\n\
          * ttt-video-dit: {UPSTREAM_AGAIN} more forward passes of attention and TTT layers and {UPSTREAM_AGAIN_MLP} of MLPs, and {:.1} sequences sent per block and pass\n  \
          over a TP group of 4. Its device synchronization after every kernel call is not counted.\n\
          * Not counted: the norms and learning rates of TTT layers, which took a fifth of the time of a layer at 3 s, the optimizer, data,\n  \
@@ -258,7 +294,7 @@ fn none(_: &Value) -> String {
 }
 
 /// The quantities of the estimate, for the current code.
-const BASIS: [Basis; 13] = [
+const BASIS: [Basis; 15] = [
     Basis {
         quantity: "bytes that a rank sends",
         measured: "on CPUs, exactly the formula on four meshes",
@@ -328,6 +364,13 @@ const BASIS: [Basis; 13] = [
         proof: Proof::Report("scans against the peak"),
     },
     Basis {
+        quantity: "clusters of blocks in TTT scans",
+        measured: "",
+        computed: none,
+        assumed: "no faster than single blocks",
+        proof: Proof::Report("scans against the peak"),
+    },
+    Basis {
         quantity: "rate between GPUs of a node",
         measured: "",
         computed: none,
@@ -347,6 +390,13 @@ const BASIS: [Basis; 13] = [
         computed: none,
         assumed: "complete on a GPU",
         proof: Proof::Report("a profile"),
+    },
+    Basis {
+        quantity: "overlap of exchanges of TP ranks",
+        measured: "on CPUs, pieces give the same losses and send the same bytes",
+        computed: none,
+        assumed: "the rates of both stay the same beside each other",
+        proof: Proof::Report("a layer of the 9 s stage, tensor parallel"),
     },
     Basis {
         quantity: "bits of noise",
@@ -416,8 +466,11 @@ mod tests {
 
     #[test]
     fn communication_that_exceeds_computation_or_cannot_overlap_is_exposed() {
-        let light = Seconds { dense: 3.0, scan: 1.0, gather: 2.0, reduce: 1.0, replicas: 0.5, tensor: 0.25 };
+        let light =
+            Seconds { dense: 3.0, scan: 1.0, gather: 2.0, reduce: 1.0, replicas: 0.5, tensor: 0.5, hidden: 0.25 };
         assert_eq!((light.exposed(), light.step()), (0.25, 4.25));
+        // Of four pieces, three can overlap.
+        assert_eq!([hidden_by(4.0, 9.0), hidden_by(4.0, 2.0)], [3.0, 1.5]);
         let heavy = Seconds { gather: 5.0, ..light };
         assert_eq!(heavy.exposed(), 2.75);
     }
