@@ -83,13 +83,8 @@ fn kernels_of_width_64_agree_with_the_reference() {
 #[test]
 fn kernels_of_clusters_agree_with_the_reference_in_every_order_of_threads() {
     let small = [[16, 3, 2, 1, 0], [32, 4, 2, 2, 1], [48, 5, 3, 1, 2], [64, 3, 1, 4, 3]];
-    let runs: [(usize, usize, &[Sizes]); 5] = [
-        (16, 2, &small),
-        (16, 4, &small),
-        (32, 2, &small[2..]),
-        (64, 2, &[[48, 2, 1, 1, 5]]),
-        (64, 4, &[[64, 2, 1, 1, 4]]),
-    ];
+    let runs: [(usize, usize, &[Sizes]); 4] =
+        [(16, 2, &small), (16, 4, &small), (64, 2, &[[48, 2, 1, 1, 5]]), (64, 4, &[[64, 2, 1, 1, 4]])];
     for (width, blocks, shapes) in runs {
         let program = program(&cuda(), width, blocks);
         for sizes in shapes {

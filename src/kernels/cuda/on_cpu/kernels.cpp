@@ -135,6 +135,11 @@ double gelu_error() {
 }
 
 Results run_kernels(const std::vector<Problem>& problems, const std::vector<Output>& grad_out, const Launch& launch) {
-  return problems[0].mlp ? run<ttt::Sizes<WIDTH, true, BLOCKS>, ttt::Sizes<WIDTH, true>>(problems, grad_out, launch)
-                         : run<ttt::Sizes<WIDTH, false>>(problems, grad_out, launch);
+  if (problems[0].mlp) return run<ttt::Sizes<WIDTH, true, BLOCKS>, ttt::Sizes<WIDTH, true>>(problems, grad_out, launch);
+#if BLOCKS == 1
+  return run<ttt::Sizes<WIDTH, false>>(problems, grad_out, launch);
+#else
+  fprintf(stderr, "clusters are for TTT-MLP\n");
+  exit(4);
+#endif
 }
