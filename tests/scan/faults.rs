@@ -11,7 +11,13 @@ use crate::{arguments, program};
 const FAULTS: Faults = Faults {
     headers: &["ttt_forward.h", "ttt_backward.h", "ttt_tiles.h", "ttt_sizes.h", "bf16.h", "gpu.h"],
     kernels: &["ttt_forward.h", "ttt_backward.h", "ttt_tiles.h"],
-    removed: &["__syncthreads();", "__syncwarp();", "gpu::copy_wait<0>();", "gpu::copy_wait<1>();"],
+    removed: &[
+        "__syncthreads();",
+        "sync_blocks<S>();",
+        "__syncwarp();",
+        "gpu::copy_wait<0>();",
+        "gpu::copy_wait<1>();",
+    ],
     wrong: &[
         ("ttt_tiles.h", "pitch + column + «lane / 16 * 8|lane / 8 % 2 * 8»;"),
         ("ttt_tiles.h", "(row + «lane % 8 + lane / 16 * 8|lane % 16»)"),

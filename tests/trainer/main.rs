@@ -499,6 +499,12 @@ fn the_peak_memory_of_a_step_is_the_forecast() {
         // Two ranks of a TP group share the activations.
         ("tp-block", [1, 1, 2], to("train.global_batch=12"), activations.clone()),
         ("tp-ttt-none", [1, 1, 2], to("train.global_batch=8"), [&activations[..], &ttt, &none].concat()),
+        (
+            "tp-pieces-none",
+            [1, 1, 2],
+            to("train.global_batch=8"),
+            [&activations[..], &none, &["train.tp_pieces=3"]].concat(),
+        ),
         ("gathered-block", [1, 2, 1], blocks, gathered.to_vec()),
         ("gathered-none", [1, 2, 1], blocks, [&gathered[..], &none].concat()),
     ];

@@ -127,7 +127,11 @@ fn a_model_with_ttt_layers_samples_two_segments_with_a_text_each() {
     let model = TinyModel::new(&scene, "cogvideox_5b_tiny", Some(Layer::TttMlp));
     let run = |name: &str, mesh: &[usize]| {
         let prompts = ["a rabbit || a kite --f 97"];
-        model.sample(&scene, name, mesh, &prompts, Vec::new(), |recipe| recipe.sample.png = true).finish()
+        let set = |recipe: &mut recipe::Recipe| {
+            recipe.sample.png = true;
+            recipe.train.tp_pieces = recipe::TokenPieces(3);
+        };
+        model.sample(&scene, name, mesh, &prompts, Vec::new(), set).finish()
     };
     let (alone, tp) = (run("alone", &[1, 1]), run("tp", &[1, 1, 2]));
     let sample = sidecar(&alone, 0);

@@ -310,7 +310,7 @@ impl Group {
 
     /// Returns a replicated tensor unchanged; its gradient is the sum of all ranks' gradients.
     ///
-    /// This and the other functions below are Megatron's differentiable collectives. In a group of one rank they return the tensor
+    /// This and the next five public functions are Megatron's differentiable collectives. In a group of one rank they return the tensor
     /// unchanged.
     pub fn copy_to(&self, x: &Tensor) -> Result<Tensor> {
         self.parallel(x, 0)

@@ -110,7 +110,7 @@ impl<'a> TokenCollectives<'a> {
             return self.tp.start_reduce_tokens(&order(&f(x)))?();
         }
         // The piece of every rank's part.
-        let pieces = in_pieces(&order(x).unflatten(1, [ranks, -1]), count, 2);
+        let pieces = divided(&order(x).unflatten(1, [ranks, -1]), count, 2);
         self.reduced(pieces.into_iter().map(|piece| Ok(f(&piece.flatten(1, 2)))))
     }
 
@@ -154,14 +154,14 @@ impl<'a> TokenCollectives<'a> {
             }
         }
         sums.extend(reducing.map(|wait| wait()).transpose()?);
-        Ok(if sums.len() == 1 { sums.remove(0) } else { Tensor::cat(&sums, 1) })
+        Ok(Tensor::cat(&sums, 1))
     }
 
     /// Divides a rank's part of `len` tokens. A part with padding stays whole, because a piece cannot have padding between its tokens.
     fn parts(&self, part: &Tensor, len: i64) -> Vec<Tensor> {
         let rows = part.size()[1];
         let count = if rows * self.tp.size() == len { self.count(part, rows) } else { 1 };
-        in_pieces(part, count, 1)
+        divided(part, count, 1)
     }
 
     /// Returns the number of pieces for a rank's part of `rows` tokens, which is as large as a tensor.
@@ -175,7 +175,7 @@ impl<'a> TokenCollectives<'a> {
 }
 
 /// Divides a tensor along a dimension. The graph has one node for all pieces, which joins their gradients.
-fn in_pieces(x: &Tensor, count: i64, dim: i64) -> Vec<Tensor> {
+fn divided(x: &Tensor, count: i64, dim: i64) -> Vec<Tensor> {
     let rows = x.size()[dim as usize];
     if count == 1 { vec![x.shallow_clone()] } else { x.split((rows + count - 1) / count, dim) }
 }

@@ -91,10 +91,10 @@ __device__ __forceinline__ unsigned address_in_block(const void* p, int block) {
 
 // Store at the same place in the shared memory of block `block` of the cluster. All its blocks must have started, and none may end before
 // the next barrier of the cluster.
-__device__ __forceinline__ void store4_in_block(const void* to, int block, uint32_t v) {
+__device__ __forceinline__ void store4_in_block(void* to, int block, uint32_t v) {
   asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(address_in_block(to, block)), "r"(v) : "memory");
 }
-__device__ __forceinline__ void store16_in_block(const void* to, int block, uint4 v) {
+__device__ __forceinline__ void store16_in_block(void* to, int block, uint4 v) {
   asm volatile("st.shared::cluster.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(address_in_block(to, block)), "r"(v.x), "r"(v.y), "r"(v.z),
                "r"(v.w)
                : "memory");

@@ -102,7 +102,8 @@ int blocks_for(Kind kind, int width, const Shape& shape, int device) {
   if (cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) return 1;
   if (shape.sequences > processors / 4) return 1;
   for (int blocks : {4, 2}) {
-    if (!supports_clusters(kind, width, blocks, device)) continue;
+    // The rest is for collectives, which run beside the scan.
+    if (shape.sequences * blocks > processors * 3 / 4 || !supports_clusters(kind, width, blocks, device)) continue;
     const bool fits = with_sizes(kind, width, false, [&](auto single) {
       return with_clusters(single, blocks, false, [&](auto sizes) {
         using S = decltype(sizes);

@@ -25,8 +25,8 @@ WorkspaceSize workspace_size(Kind kind, int width, const Shape& shape, int group
 // Whether the kernels exist for clusters of `blocks` blocks, each of which has a part of a sequence's units, and the GPU has clusters.
 bool supports_clusters(Kind kind, int width, int blocks, int device);
 
-// If single blocks would use a quarter of the multiprocessors or less: the largest supported clusters that all run at the same time. Else 1,
-// for single blocks.
+// If single blocks would use a quarter of the multiprocessors or less: the largest supported clusters that all run at the same time, on
+// three quarters of the multiprocessors or fewer. Else 1, for single blocks.
 int blocks_for(Kind kind, int width, const Shape& shape, int device);
 
 // `saved` is null if no backward pass follows. `blocks` blocks of a cluster share a sequence.

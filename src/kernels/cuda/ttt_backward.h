@@ -36,7 +36,7 @@ struct ChainShared {
     for (float** row : {&outer_bias, &gamma, &beta}) *row = reinterpret_cast<float*>(next(S::F * 4));
     for (float** rows : {&part, &dgamma, &dbeta}) *rows = reinterpret_cast<float*>(next(tokens / 16 * S::F * 4));
     for (float*& numbers : exchanged) numbers = reinterpret_cast<float*>(next(S::kSplit > 1 ? kShared * 4 : 0));
-    sums = reinterpret_cast<float*>(next(received<S>(tokens / 16) * 4));
+    sums = reinterpret_cast<float*>(next(numbers_received<S>(tokens / 16) * 4));
   }
 };
 

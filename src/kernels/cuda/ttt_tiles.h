@@ -233,7 +233,7 @@ struct OwnTile {
 
 // Numbers in the memory where a block receives the sums of others: [own tile, block, column tile, lane, 4].
 template <class S>
-__host__ __device__ constexpr int received(int tiles) {
+__host__ __device__ constexpr int numbers_received(int tiles) {
   return S::kBlocks == 1 ? 0 : (tiles + S::kBlocks - 1) / S::kBlocks * S::kBlocks * 16 * S::F;
 }
 

@@ -35,7 +35,8 @@ pub struct Settings {
 /// The thread blocks that share a sequence in the CUDA kernel. Those of a cluster divide the hidden units of TTT-MLP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Blocks {
-    /// Clusters if single blocks would use a quarter of the GPU's multiprocessors or less; one block otherwise.
+    /// For TTT-MLP with a width of 64, from sm_90 on: clusters, if single blocks would use a quarter of the GPU's multiprocessors or less and
+    /// all clusters run at the same time. Otherwise one block.
     Auto,
     /// One block.
     One,
@@ -276,6 +277,7 @@ mod tests {
                 );
                 continue;
             }
+            println!("width {width}, mini-batches of {mini_batch}, {blocks:?}");
             let (leaves, pull) = random_of(mlp, [4, 2, 5 * mini_batch, width]);
             let settings = Settings { mini_batch, on_gpu: OnGpu::Kernel, blocks, ..SETTINGS };
             let there = |t: &Tensor| t.detach().to_device(Device::Cuda(0)).set_requires_grad(true);

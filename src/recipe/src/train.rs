@@ -387,14 +387,15 @@ impl ComputeDtype {
     }
 }
 
-/// In how many pieces the ranks of a TP group exchange tokens, so that a piece is on its way while another is computed; 0: by the size.
+/// In how many pieces the ranks of a TP group exchange tokens, so that a piece is on its way while another is computed; 0: by the
+/// size on GPUs, 1 on CPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct TokenPieces(pub usize);
 
 impl TokenPieces {
-    /// Returns the number of pieces for a rank's part of the tokens of so many bytes. Four pieces hide three quarters of an exchange, and a
-    /// fifth would hide a twentieth more. Pieces of 16 MiB are assumed to reach the rate of the links.
+    /// Returns the number of pieces for a rank's part of the tokens of so many bytes. Four pieces hide three quarters of an exchange,
+    /// if the computation takes as long, and a fifth would hide a twentieth more. Pieces of 16 MiB are assumed to reach the rate of the links.
     pub fn of(self, bytes: u64, on_gpu: bool) -> u64 {
         const LEAST: u64 = 16 << 20;
         const MOST: u64 = 4;

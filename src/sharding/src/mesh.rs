@@ -17,7 +17,7 @@ pub struct MeshGroups {
     pub replicate: Group,
     /// The ranks of the tensor-parallel group, which share the work on the same samples.
     pub tp: Group,
-    /// The pieces in which the ranks of `tp` exchange tokens.
+    /// The pieces in which the ranks of `tp` exchange tokens. The caller of the collectives divides them.
     pub tp_pieces: TokenPieces,
 }
 

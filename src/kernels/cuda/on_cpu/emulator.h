@@ -346,9 +346,9 @@ UNSEEN inline void cluster_barrier() {
   c.now->stored = false;
   emulator::barrier(c.barrier, 0, int(c.fibers.size()));
 }
-UNSEEN inline void store_in_block(const void* to, int number, const void* from, int size) {
+UNSEEN inline void store_in_block(void* to, int number, const void* from, int size) {
   emulator::Cluster& c = *emulator::cluster;
-  const intptr_t offset = static_cast<const char*>(to) - emulator::block->shared;
+  const intptr_t offset = static_cast<char*>(to) - emulator::block->shared;
   if (offset < 0 || offset + size > intptr_t(c.shared) || offset % size) emulator::fail("a store to another block is outside of its memory");
   if (number < 0 || number >= int(c.blocks.size())) emulator::fail("a store to a block that the cluster does not have");
   if (c.barrier.turn == 0) emulator::fail("a store to another block, which may not have started");
@@ -357,8 +357,8 @@ UNSEEN inline void store_in_block(const void* to, int number, const void* from, 
   race_access_of_any_block(there, size, true);
   memcpy(there, from, size);
 }
-UNSEEN inline void store4_in_block(const void* to, int number, uint32_t v) { store_in_block(to, number, &v, 4); }
-UNSEEN inline void store16_in_block(const void* to, int number, uint4 v) { store_in_block(to, number, &v, 16); }
+UNSEEN inline void store4_in_block(void* to, int number, uint32_t v) { store_in_block(to, number, &v, 4); }
+UNSEEN inline void store16_in_block(void* to, int number, uint4 v) { store_in_block(to, number, &v, 16); }
 UNSEEN inline void load_matrices(uint32_t (&r)[4], const void* row) {
   race_access(row, 16, false);
   emulator::together({emulator::Instruction::Load, row, nullptr, r, 0});

@@ -11,7 +11,7 @@ use crate::{FsdpUnit, Layer, Model, ParamSpec, Recipe, Split};
 /// * Whole: the outputs of two norms with modulation, which TP ranks gather.
 /// * Tokens split over TP ranks: two gated updates, the residual between them, and the output, which is the next block's input.
 /// * Width split over TP ranks: queries and keys before their norms; queries, keys, values and outputs of each segment; the
-///   joined outputs if there are several segments; the MLP's hidden layer before its activation, and after it if the next layer or its
+///   joined outputs if there are several segments or if TP ranks exchange tokens in pieces, which are copies; the MLP's hidden layer before its activation, and after it if the next layer or its
 ///   adapter is trained.
 /// * In each direction, a TTT layer adds an input and an output, whose tokens are split over TP ranks, and 10 rows of which the width is
 ///   split; TP ranks also keep the gathered input.
@@ -24,7 +24,7 @@ pub(super) fn block(recipe: &Recipe) -> BlockCost {
     let part = (m.seq_len().div_ceil(tp) * m.dim()) as u64;
     let attended = (m.segments * m.attention_len()) as u64;
     let attended_rows = attended as f64 / m.seq_len() as f64;
-    let joined = if m.segments == 1 { 0.0 } else { 1.0 };
+    let joined = if m.segments == 1 && !exchanges_pieces(recipe, part) { 0.0 } else { 1.0 };
     let has_ttt = m.layer != Layer::None;
     let (ttt_tokens, ttt_width, ttt_gathered) = if has_ttt { (4.0, 20.0, 2.0) } else { (0.0, 0.0, 0.0) };
     let if_tp = |rows: f64| if tp > 1 { rows } else { 0.0 };
@@ -48,6 +48,13 @@ pub(super) fn block(recipe: &Recipe) -> BlockCost {
         statistics: if has_ttt { (2 * m.seq_len() * 2 * 4 * tp) as u64 } else { 0 },
         summed_grads: 0,
     }
+}
+
+/// Returns whether TP ranks exchange tokens in several pieces, if a rank has `part` elements of each sample (`dit::parallel`).
+fn exchanges_pieces(recipe: &Recipe, part: u64) -> bool {
+    let bytes = recipe.micro_batch() * part * recipe.train.dtype.bytes();
+    let can_divide = recipe.model.seq_len().is_multiple_of(recipe.mesh.tp) && recipe.lora.dropout == 0.0;
+    recipe.mesh.tp > 1 && can_divide && recipe.train.tp_pieces.of(bytes, recipe.expects_gpus()) > 1
 }
 
 /// Returns the elements of each block whose gradients TP ranks sum: of the parameters that all ranks apply to their own tokens or heads,

@@ -393,10 +393,10 @@ const BASIS: [Basis; 15] = [
     },
     Basis {
         quantity: "overlap of exchanges of TP ranks",
-        measured: "on CPUs, pieces give the same losses and send the same bytes",
+        measured: "on CPUs, starts, products and waits run in the order that allows it, forward and backward",
         computed: none,
         assumed: "the rates of both stay the same beside each other",
-        proof: Proof::Report("a layer of the 9 s stage, tensor parallel"),
+        proof: Proof::Report("the same, tokens exchanged at once"),
     },
     Basis {
         quantity: "bits of noise",
