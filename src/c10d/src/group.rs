@@ -310,7 +310,7 @@ impl Group {
 
     /// Returns a replicated tensor unchanged; its gradient is the sum of all ranks' gradients.
     ///
-    /// This and the next five public functions are Megatron's differentiable collectives. In a group of one rank they return the tensor
+    /// This and the next three public functions are Megatron's differentiable collectives. In a group of one rank they return the tensor
     /// unchanged.
     pub fn copy_to(&self, x: &Tensor) -> Result<Tensor> {
         self.parallel(x, 0)
@@ -321,25 +321,15 @@ impl Group {
         self.parallel(x, 1)
     }
 
-    /// Concatenates the ranks' parts of `len` tokens, `[B, len / ranks rounded up, …]`, to `[B, len, …]`. The gradient is
-    /// this rank's part of the sum of all ranks' gradients.
-    pub fn gather_tokens(&self, part: &Tensor, len: i64) -> Result<Tensor> {
-        self.start_gather_tokens(part, len)?.wait()
-    }
-
-    /// Starts [`Group::gather_tokens`]. In the backward pass, the wait for the result starts the sum of the gradients, and this start
+    /// Starts to concatenate the ranks' parts of `len` tokens, `[B, len / ranks rounded up, …]`, to `[B, len, …]`. The gradient is
+    /// this rank's part of the sum of all ranks' gradients. In the backward pass, the wait for the result starts this sum, and this start
     /// waits for it.
     pub fn start_gather_tokens(&self, part: &Tensor, len: i64) -> Result<TokensInFlight> {
         self.start_tokens(part, 0, len)
     }
 
-    /// Sums the tokens `[B, len, …]` of all ranks and returns this rank's part, `[B, len / ranks rounded up, …]`, in which tokens
-    /// after the last are zero. The gradients of all parts are gathered.
-    pub fn reduce_tokens(&self, x: &Tensor) -> Result<Tensor> {
-        self.start_reduce_tokens(x)?.wait()
-    }
-
-    /// Starts [`Group::reduce_tokens`], as [`Group::start_gather_tokens`] does.
+    /// Starts to sum the tokens `[B, len, …]` of all ranks for this rank's part, `[B, len / ranks rounded up, …]`, in which tokens
+    /// after the last are zero. The gradients of all parts are gathered, as [`Group::start_gather_tokens`] sums them.
     pub fn start_reduce_tokens(&self, x: &Tensor) -> Result<TokensInFlight> {
         self.start_tokens(x, 1, 0)
     }

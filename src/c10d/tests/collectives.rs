@@ -226,11 +226,11 @@ fn split_layers_between_parts_of_the_tokens_equal_whole_ones_forward_and_backwar
                 Tensor::cat(&[t, &missing], 1).narrow(1, rank * part_len, part_len)
             };
             let [x1, up1, down1, gain1] = [&part(&x), &mine(&up, 0), &mine(&down, 1), &gain].map(leaf);
-            let normed = group.gather_tokens(&(&x1 * group.copy_to(&gain1)?), tokens)?;
+            let normed = group.start_gather_tokens(&(&x1 * group.copy_to(&gain1)?), tokens)?.wait()?;
             let hidden = normed.linear(&up1, None::<&Tensor>).tanh();
             // The gathered units of all ranks, of which each rank uses its own; the graph then contains this gather too.
             let hidden = mine(&group.gather_from(&hidden)?, -1);
-            let got = &x1 + group.reduce_tokens(&hidden.linear(&down1, None::<&Tensor>))?;
+            let got = &x1 + group.start_reduce_tokens(&hidden.linear(&down1, None::<&Tensor>))?.wait()?;
             let leaves = [&x1, &up1, &down1, &gain1];
             let grads = Tensor::run_backward(&[(&got * part(&weights)).sum(Kind::Float)], &leaves, false, false);
             let off = |a: &Tensor, b: &Tensor| (a - b).abs().max().double_value(&[]);
@@ -267,11 +267,11 @@ fn two_exchanges_of_tokens_in_flight_have_their_own_results_and_gradients() -> R
             // Every rank's square of a token is part of the sum, and has the gradient of the sum.
             let want_grad = want.cos() * 2.0 * part.detach() * ranks;
             let off = |a: &Tensor, b: &Tensor| (a - b).abs().max().double_value(&[]);
-            // One that nobody waits for still completes on the others.
+            // Rank 0 drops a collective without a wait. The other ranks still complete it.
             if rank == 0 {
                 drop(group.start_gather_tokens(&part, 4 * ranks)?);
             } else {
-                let _ = group.gather_tokens(&part, 4 * ranks)?;
+                let _ = group.start_gather_tokens(&part, 4 * ranks)?.wait()?;
             }
             Ok([off(&got, &want), off(&grad, &want_grad)])
         })?;

@@ -78,7 +78,7 @@ pub fn check_scan(recipe: &Recipe, device: Device) -> Result<(), Failure> {
         ),
         _ => refuse(
             ErrorCode::NoGpu,
-            "it is a CUDA kernel, and this rank computes on the CPU, which always uses the operators".into(),
+            "it is a CUDA kernel, and this rank computes on the CPU, which has a kernel of its own".into(),
         ),
     }
 }

@@ -62,7 +62,6 @@ struct Fiber {
   jmp_buf at;
   ucontext_t start;
   Dim index;
-  int id = 0;           // in the cluster
   bool begun = false, done = false;
   bool stored = false;  // in another block, since the last barrier of the cluster
   const Gate* gate = nullptr;
@@ -261,7 +260,7 @@ UNSEEN inline void run_cluster(Dim index, int blocks, int threads_of_block, size
   race_cluster(base, shared, c.apart, blocks, threads_of_block, &current);
   std::vector<int> order(threads);
   for (int i = 0; i < threads; ++i) {
-    order[i] = c.fibers[i].id = i;
+    order[i] = i;
     c.fibers[i].index = {unsigned(i % threads_of_block), 0, 0};
   }
   for (int left = threads; left > 0;) {

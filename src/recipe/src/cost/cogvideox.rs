@@ -11,8 +11,8 @@ use crate::{FsdpUnit, Layer, Model, ParamSpec, Recipe, Split};
 /// * Whole: the outputs of two norms with modulation, which TP ranks gather.
 /// * Tokens split over TP ranks: two gated updates, the residual between them, and the output, which is the next block's input.
 /// * Width split over TP ranks: queries and keys before their norms; queries, keys, values and outputs of each segment; the
-///   joined outputs if there are several segments or if TP ranks exchange tokens in pieces, which are copies; the MLP's hidden layer before its activation, and after it if the next layer or its
-///   adapter is trained.
+///   joined outputs if there are several segments or if TP ranks exchange tokens in pieces, which are copies; the MLP's hidden layer
+///   before its activation, and after it if the next layer or its adapter is trained.
 /// * In each direction, a TTT layer adds an input and an output, whose tokens are split over TP ranks, and 10 rows of which the width is
 ///   split; TP ranks also keep the gathered input.
 /// * Temporaries: the group's input, the incoming gradient, and the gradients of the MLP's update and hidden layer; with TP also the

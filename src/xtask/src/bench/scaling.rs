@@ -469,7 +469,7 @@ mod tests {
         let light =
             Seconds { dense: 3.0, scan: 1.0, gather: 2.0, reduce: 1.0, replicas: 0.5, tensor: 0.5, hidden: 0.25 };
         assert_eq!((light.exposed(), light.step()), (0.25, 4.25));
-        // Of four pieces, three can overlap.
+        // Three of four pieces overlap with computation.
         assert_eq!([hidden_by(4.0, 9.0), hidden_by(4.0, 2.0)], [3.0, 1.5]);
         let heavy = Seconds { gather: 5.0, ..light };
         assert_eq!(heavy.exposed(), 2.75);
