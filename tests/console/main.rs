@@ -26,4 +26,5 @@ mod samples;
 mod session;
 mod terminal;
 mod test_site;
+mod ttt_curriculum;
 mod weights;

@@ -33,6 +33,7 @@ pub enum Action {
     NewRun,
     NextStage,
     Resume,
+    ResumeWith,
     Stop,
     Kill,
     Stacks,
@@ -193,6 +194,7 @@ impl Action {
             self,
             Self::NextStage
                 | Self::Resume
+                | Self::ResumeWith
                 | Self::Stop
                 | Self::Kill
                 | Self::Stacks
@@ -427,6 +429,12 @@ const RUNS: &[Binding] = with_motion![
 
 const RUN: &[Binding] = &[
     bind(&[Key::ch('r')], Action::Resume, "resume", "Resume the run; training continues from the newest checkpoint"),
+    bind(
+        &[Key::ch('w')],
+        Action::ResumeWith,
+        "",
+        "Resume with changes: type --set SECTION.KEY=VALUE, --fresh-data or --step; shows the plan first",
+    ),
     bind(&[Key::ch('n')], Action::NextStage, "next stage", "Start the next stage from the newest checkpoint"),
     bind(&[Key::ch('s')], Action::Stop, "stop", "Stop the run; training saves a checkpoint first"),
     bind(&[Key::ch('l')], Action::Logs, "logs", "Show the logs of all ranks, merged, or of one rank"),

@@ -24,6 +24,15 @@ pub enum Effect {
         /// The checkpoint, and what is restored from it. The default continues from the newest complete checkpoint.
         options: ResumeOptions,
     },
+    /// Plan a resume with typed arguments; answered by `LaunchPlanned` or `Failed`.
+    PlanResumeWith {
+        /// The job that receives the answer.
+        job: JobId,
+        /// The run to resume.
+        run: RunId,
+        /// The arguments of `vidtui resume` after the run, as typed.
+        arguments: String,
+    },
     /// Plan the next stage, started from a checkpoint of this run.
     PlanNext {
         /// The job that receives the answer.

@@ -194,6 +194,8 @@ pub fn attempt(number: u32, start_step: u64) -> Attempt {
         start: if number == 1 { StartFrom::Random } else { StartFrom::Checkpoint { run: stage_1(), step: start_step } },
         asked_step: None,
         steps: None,
+        changed: Vec::new(),
+        changed: Vec::new(),
         checkpoint: None,
         waived: vec![],
         mesh: Mesh { dp_replicate: 1, dp_shard: 2, tp: 1 },

@@ -5,7 +5,7 @@ use crate::advice;
 use crate::bindings::Action;
 use crate::effect::Effect;
 use crate::jobs::Intent;
-use crate::model::{LogsScreen, Model, Screen};
+use crate::model::{Input, LogsScreen, Model, Purpose, Screen};
 use crate::msg::RunRow;
 use crate::rank_set::RankSet;
 use crate::run_state::{StateKind, short_id};
@@ -29,11 +29,13 @@ pub fn check(model: &Model, action: Action) -> Result<&RunRow, String> {
     let name = short_id(&row.run);
     let kind = StateKind::of(&row.state);
     let word = kind.word();
-    let busy =
-        model.jobs.busy_with(&row.run).filter(|_| matches!(action, Action::Resume | Action::Stop | Action::Kill));
+    let busy = model
+        .jobs
+        .busy_with(&row.run)
+        .filter(|_| matches!(action, Action::Resume | Action::ResumeWith | Action::Stop | Action::Kill));
     match (action, model.jobs.waiting_kill(&row.run), busy) {
         (Action::Kill, Some(_), _) => return Ok(row),
-        (Action::Resume | Action::Stop, Some((_, waiting)), _) => {
+        (Action::Resume | Action::ResumeWith | Action::Stop, Some((_, waiting)), _) => {
             let waited = units::duration(model.now - waiting.since_s);
             return Err(format!("{name}: kill pending for {waited}. Press {} to cancel it.", key(Action::Kill)));
         }
@@ -45,7 +47,9 @@ pub fn check(model: &Model, action: Action) -> Result<&RunRow, String> {
             let left = units::duration(left_s);
             Err(format!("{name} may still start. If it does not, it can be resumed in {left}."))
         }
-        Action::Resume if kind.is_active() => Err(format!("{name} is {word}; there is nothing to resume")),
+        Action::Resume | Action::ResumeWith if kind.is_active() => {
+            Err(format!("{name} is {word}; there is nothing to resume"))
+        }
         Action::Resume if kind == StateKind::Finished => {
             Err(format!("{name} has finished ({}); there is nothing to resume", row.progress().in_words()))
         }
@@ -94,6 +98,22 @@ pub fn act_on_marked(model: &mut Model, action: Action) -> Vec<Effect> {
     let what = format!("preparing to {} {}", verb.word(), counted(runs.len(), "run"));
     let job = model.jobs.start(Intent::PlanAction { what });
     vec![Effect::PlanAction { job, request: ActionRequest::Runs { verb, runs } }]
+}
+
+/// Opens the text input for the arguments of a resume.
+pub fn open_resume_with(model: &mut Model) {
+    match check(model, Action::ResumeWith) {
+        Ok(_) => model.input = Some(Input::new(Purpose::Resume, String::new())),
+        Err(why) => model.warn(why),
+    }
+}
+
+/// Requests the plan of a resume with typed arguments.
+pub fn resume_with(model: &mut Model, arguments: String) -> Vec<Effect> {
+    let Ok(run) = check(model, Action::ResumeWith).map(|row| row.run.clone()) else { return Vec::new() };
+    let step = model.row(&run).and_then(|row| row.checkpoint_step).unwrap_or(0);
+    let job = model.jobs.start(Intent::PlanResumeFrom { run: run.clone(), step });
+    vec![Effect::PlanResumeWith { job, run, arguments }]
 }
 
 /// Performs an action on the current run, or shows why it is not possible.

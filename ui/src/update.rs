@@ -240,6 +240,7 @@ fn end_input(model: &mut Model, action: Action) -> Vec<Effect> {
             Purpose::Encode => return runs::encode(model, input.text),
             Purpose::Launch => return stages::launch_typed(model, input.text),
             Purpose::Prompt => return samples::sample(model, input.text),
+            Purpose::Resume => return crate::run_actions::resume_with(model, input.text),
             _ => {}
         }
     }
@@ -313,7 +314,7 @@ fn on_job(model: &mut Model, job: JobId, what: JobMsg) -> Vec<Effect> {
         convert::ended(model, job, matches!(what, JobMsg::Done(Outcome::Converted(_))));
     }
     match (what, intent) {
-        (JobMsg::LaunchPlanned(plan), Intent::PlanResume(_)) if plan.warnings.is_empty() => {
+        (JobMsg::LaunchPlanned(plan), Intent::PlanResume(_)) if plan.starts_at_once() => {
             let run = plan.run.id.clone();
             model.notify(format!("Resuming {}", launch::in_words(&plan)));
             let job = model.jobs.start(Intent::Launch { run, fresh: false });

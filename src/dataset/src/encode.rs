@@ -1,9 +1,9 @@
 //! The inputs of an encode (manifest and encoder files), and the sizes and memory that follow from them before it runs.
 
 use camino::{Utf8Path, Utf8PathBuf};
-use recipe::{Bucket, ComputeDtype, ConditionKind, Recipe, Tiling};
+use recipe::{Bucket, ComputeDtype, ConditionKind, Encoders, Recipe, Tiling};
 use rundir::{ErrorCode, Failure};
-use tokenizer::Tokenizer;
+use tokenizer::{SCENE_END, SCENE_START, Tokenizer};
 use video::FrameChoice;
 use weights::{EncoderFiles, Peak, T5Config, VaeConfig, t5_memory, vae_memory};
 
@@ -81,9 +81,10 @@ impl EncodeInputs {
         let folder = |name: &str| recipe.encoders.folder.join(name);
         let (vae, vae_files) = VaeConfig::open(&folder("vae"))?;
         let (text, text_files) = T5Config::open(&folder("text_encoder"))?;
-        let tokenizer = Tokenizer::open(&folder("tokenizer"))?;
+        let tokenizer = open_tokenizer(&recipe.encoders)?;
         check_sizes(recipe, &vae)?;
         check_tokens(&recipe.encoders.folder, tokenizer.vocabulary(), text.vocab_size)?;
+        check_scenes(recipe, &manifest)?;
         Ok(Self { recipe: recipe.clone(), manifest, vae, text, tokenizer, vae_files, text_files })
     }
 
@@ -244,6 +245,34 @@ pub(crate) fn check_tokens(folder: &Utf8Path, tokens: usize, embedded: usize) ->
         format!("the tokenizer and the text encoder of {folder} do not belong together"),
         format!("the tokenizer has {tokens} tokens, the text encoder embeds {embedded}"),
         "copy tokenizer/ and text_encoder/ of one model",
+    ))
+}
+
+/// Opens the tokenizer of the encoders, with scene tokens if the recipe has them.
+///
+/// # Errors
+/// The tokenizer is missing, damaged or of another kind.
+pub fn open_tokenizer(encoders: &Encoders) -> Result<Tokenizer, Failure> {
+    let tokenizer = Tokenizer::open(&encoders.folder.join("tokenizer"))?;
+    Ok(if encoders.scene_tokens { tokenizer.with_scene_tokens() } else { tokenizer })
+}
+
+/// Checks that captions have no scene tokens if the tokenizer reads them as text.
+fn check_scenes(recipe: &Recipe, manifest: &ClipManifest) -> Result<(), Failure> {
+    if recipe.encoders.scene_tokens {
+        return Ok(());
+    }
+    let has_token = |caption: &str| [SCENE_START, SCENE_END].iter().any(|token| caption.contains(token));
+    let Some(clip) = manifest.usable().find(|clip| clip.captions().any(has_token)) else { return Ok(()) };
+    Err(Failure::new(
+        ErrorCode::InvalidDataset,
+        format!("cannot encode {}", recipe.encode.manifest),
+        format!(
+            "the caption of {} has the token {SCENE_START} or {SCENE_END}, which would be encoded as words",
+            clip.id
+        ),
+        "encode for a recipe with encoders.scene_tokens = true, for example --for configs/ttt-mlp/9s.toml, or \
+         remove the tokens from captions, and the columns scene_start and scene_end from the table",
     ))
 }
 

@@ -1,26 +1,22 @@
 //! Checks that the VAE, the text encoder and the tokenizer in a folder belong together and to a model.
 
 use crate::check_folder;
-use crate::encode::check_tokens;
-use camino::Utf8Path;
-use recipe::{Model, Task};
+use crate::encode::{check_tokens, open_tokenizer};
+use recipe::{Encoders, Model, Task};
 use rundir::{ErrorCode, Failure};
-use tokenizer::Tokenizer;
 use weights::{T5Config, VaeConfig};
-
-/// Two latent scales are equal if their relative difference is at most this.
-const SAME: f64 = 1e-4;
 
 /// Checks that the encoders in a folder are complete and belong to a model that samples, or that trains on what they encode. Reads
 /// no weights.
 ///
 /// # Errors
 /// A part or a tensor is missing, or a part belongs to another model.
-pub fn check_encoders(folder: &Utf8Path, model: &Model, task: Task) -> Result<(), Failure> {
+pub fn check_encoders(encoders: &Encoders, model: &Model, task: Task) -> Result<(), Failure> {
+    let folder = &encoders.folder;
     check_folder(folder)?;
     let (vae, _) = VaeConfig::open(&folder.join("vae"))?;
     let (text, _) = T5Config::open(&folder.join("text_encoder"))?;
-    check_tokens(folder, Tokenizer::open(&folder.join("tokenizer"))?.vocabulary(), text.vocab_size)?;
+    check_tokens(folder, open_tokenizer(encoders)?.vocabulary(), text.vocab_size)?;
     let (what, fix) = match task {
         Task::Encode => {
             ("encode for the recipe of --for", "use the folder of the model that the recipe trains: --model DIR")
@@ -47,10 +43,11 @@ pub fn check_encoders(folder: &Utf8Path, model: &Model, task: Task) -> Result<()
             model.text_dim
         ));
     }
-    // Latents that were scaled before they were stored train with a scale of 1, whatever their VAE.
-    let (scale, trained) = (vae.scaling_factor, model.latent_scale);
-    if trained != 1.0 && (scale - trained).abs() > SAME * trained.abs() {
-        return refuse(format!("the scaling_factor of its VAE is {scale}, and the model was trained with {trained}"));
+    if !model.fits_vae_scale(vae.scaling_factor) {
+        return refuse(format!(
+            "the scaling_factor of its VAE is {}, and the model's latent_scale is {}",
+            vae.scaling_factor, model.latent_scale
+        ));
     }
     Ok(())
 }

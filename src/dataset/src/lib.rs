@@ -25,7 +25,7 @@ mod table;
 pub use buckets::{Assigner, BucketClips};
 pub use clip::{Clip, Unusual};
 pub use conditions::{IMAGE, KNOWN, MASKED, condition_tensors, drawn_role};
-pub use encode::{ENCODER_FOLDERS, EncodeCost, EncodeInputs, check_folder};
+pub use encode::{ENCODER_FOLDERS, EncodeCost, EncodeInputs, check_folder, open_tokenizer};
 pub use encoders::check_encoders;
 pub use import::{ImportPlan, ImportRequest, Imported, plan_import};
 pub use index::{Index, LATENT, MOMENTS, TEXT, TrainingSample, open_null_text};
@@ -33,7 +33,7 @@ pub use layouts::{
     Caption, CaptionFault, ClipRow, Layout, SourceListing, SourceRequest, Stated, VIDEO_ENDINGS, read_source,
 };
 pub use manifest::{ClipManifest, ManifestHeader};
-pub use open::store_folder;
+pub use open::{frame_rate, store_folder};
 pub use reason::ExclusionReason;
 pub use stamp::Stamp;
 pub use table::{DatasetInfo, Reader, Slot, Table};

@@ -2,7 +2,7 @@
 
 use crate::index::Index;
 use crate::latent_channels;
-use crate::store::{self, INDEX, SPEC};
+use crate::store::{self, INDEX, SPEC, StoreSpec};
 use crate::table::Table;
 use camino::{Utf8Path, Utf8PathBuf};
 use recipe::{Model, Recipe, Shape, Shapes};
@@ -36,6 +36,7 @@ impl Table {
     /// # Errors
     /// As [`Table::open`].
     pub fn without_conditions(recipe: &Recipe, index: &Utf8Path) -> Result<Self, Failure> {
+        check_rate(recipe.data.fps, index)?;
         let any = (recipe.shapes() != Shapes::One).then_some(recipe);
         Self::open_any(index, Latents { model: &recipe.model, any })
     }
@@ -46,6 +47,29 @@ impl Table {
             None => Index::open(path)?.table_of(latents),
         }
     }
+}
+
+/// Returns the rate in frames per second at which the encode of a data set took frames, if it is known.
+///
+/// # Errors
+/// The specification of the data set cannot be read.
+pub fn frame_rate(index: &Utf8Path) -> Result<Option<f64>, Failure> {
+    let spec = store_folder(index).map(|folder| StoreSpec::read(&folder)).transpose()?;
+    Ok(spec.and_then(|spec| spec.frames.fps))
+}
+
+/// Checks that the frames of a data set have the rate of the recipe, if both are known.
+fn check_rate(fps: f64, index: &Utf8Path) -> Result<(), Failure> {
+    let Some(found) = frame_rate(index)?.filter(|found| fps > 0.0 && (found / fps - 1.0).abs() > 1e-6) else {
+        return Ok(());
+    };
+    let (found, fps) = (units::number(found), units::number(fps));
+    Err(Failure::new(
+        ErrorCode::InvalidDataset,
+        format!("the data set {index} does not fit the recipe"),
+        format!("its frames were taken at {found} per second, data.fps is {fps}"),
+        format!("encode the videos again with --fps {fps}, or set data.fps = {found}"),
+    ))
 }
 
 /// The shapes of latents that a data set may have.

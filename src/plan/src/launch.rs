@@ -211,6 +211,7 @@ impl NewRun<'_> {
             mesh,
             placement,
             steps,
+            changes: Vec::new(),
             saved: 0,
             newest_bytes: None,
             warnings: self.warnings,

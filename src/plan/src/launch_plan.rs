@@ -110,6 +110,11 @@ impl LaunchPlan {
         before.map(|(node, _)| node.clone()).filter(|node| !has_ranks(node)).collect()
     }
 
+    /// Returns whether a resume can start without a question: there is no warning, and nothing of the recipe changes.
+    pub fn starts_at_once(&self) -> bool {
+        self.warnings.is_empty() && self.attempt.changed.is_empty()
+    }
+
     /// Returns whether the plan creates a run instead of continuing one.
     pub fn is_new_run(&self) -> bool {
         self.attempt.why == AttemptWhy::Launch
@@ -135,6 +140,8 @@ pub(crate) struct Draft<'a> {
     pub placement: Placement,
     /// The steps of the run, if they differ from the recipe's.
     pub steps: Option<u64>,
+    /// The keys of the recipe that the attempt changes.
+    pub changes: Vec<recipe::ResumeChange>,
     /// The number of complete checkpoints on disk.
     pub saved: u64,
     /// The size of the newest checkpoint in bytes.
@@ -158,6 +165,7 @@ impl Draft<'_> {
             start: self.start,
             asked_step: self.asked_step,
             steps: self.steps,
+            changed: self.changes.iter().map(changed_key).collect(),
             checkpoint: self.checkpoint,
             waived: cx.options.waived.clone(),
             logins: logins(&placement, cx),
@@ -193,10 +201,22 @@ impl Draft<'_> {
             }
         };
         let job_script = cx.target.pending_slurm().map(|_| job_script::script(dir, run, attempt, cx));
+        summary.extend(self.changes.iter().map(change_row));
         summary.extend(self.replaces.iter().map(|job| ("cancelled first".to_owned(), job.why.clone())));
         let warnings = plan.warnings.iter().cloned().chain(self.warnings).collect();
         LaunchPlan { summary, job_script, warnings, replaces: self.replaces, ..plan }
     }
+}
+
+fn changed_key(change: &recipe::ResumeChange) -> rundir::ChangedKey {
+    let recipe::Change { key, from, to } = change.change.clone();
+    rundir::ChangedKey { key, from, to }
+}
+
+/// Returns the row of a changed key: its values, and what the change does to the losses.
+fn change_row(recipe::ResumeChange { change, effect }: &recipe::ResumeChange) -> (String, String) {
+    let from = change.from.as_deref().unwrap_or("not set");
+    ("changed".to_owned(), format!("{}: {from} -> {}; {}", change.key, change.to, effect.in_words()))
 }
 
 /// The ports of the rendezvous: torchrun's default and those above, below the ephemeral ports of Linux. The port is random,

@@ -1,6 +1,6 @@
 //! Plans resumes: by the user, after a failure, and when a Slurm job is requeued.
 
-use recipe::{Mesh, Recipe, RunSettings};
+use recipe::{Mesh, Recipe, ResumeChange, ResumeEffect, RunSettings};
 use rundir::{
     Attempt, AttemptWhy, CheckpointEntry, CheckpointSummary, ErrorCode, Failure, Lineage, Run, RunDir, StartFrom,
 };
@@ -26,6 +26,8 @@ pub struct ResumeRequest<'a> {
     pub latest: Option<&'a CheckpointSummary>,
     /// The user's options.
     pub options: ResumeOptions,
+    /// The recipe with the keys that the user changes, and these keys; `None` if the recipe stays as it is.
+    pub changed: Option<(Recipe, Vec<ResumeChange>)>,
 }
 
 impl ResumeRequest<'_> {
@@ -130,7 +132,10 @@ pub(crate) fn next_attempt(
     why: AttemptWhy,
     replaces: Option<JobKill>,
 ) -> Result<LaunchPlan, Failure> {
-    let recipe = request.run.recipe()?;
+    let (recipe, changes) = match &request.changed {
+        None => (request.run.recipe()?, Vec::new()),
+        Some((recipe, changes)) => (recipe.clone(), check_changes(what, request, changes)?),
+    };
     if recipe.task == recipe::Task::Encode {
         return continue_encode(what, request, &recipe, cx, why, replaces);
     }
@@ -216,8 +221,12 @@ pub(crate) fn next_attempt(
             warnings.push("command.resume is empty: the command must find its checkpoint itself".into());
         }
     }
+    let run = match changes.is_empty() {
+        true => request.run.clone(),
+        false => Run { recipe: recipe.to_table(), ..request.run.clone() },
+    };
     let draft = Draft {
-        run: request.run.clone(),
+        run,
         dir: request.dir.clone(),
         recipe: &recipe,
         number: request.facts.attempt.as_ref().map_or(1, |last| last.number + 1),
@@ -230,12 +239,53 @@ pub(crate) fn next_attempt(
         mesh,
         placement,
         steps,
+        changes,
         saved: request.saved(),
         newest_bytes: request.newest_bytes(),
         warnings,
         replaces,
     };
     Ok(draft.finish(cx))
+}
+
+/// Checks that the run can continue with the changed keys. Returns those that differ.
+fn check_changes(
+    what: &str,
+    request: &ResumeRequest<'_>,
+    changes: &[ResumeChange],
+) -> Result<Vec<ResumeChange>, Failure> {
+    let id = &request.run.id;
+    let weights_only = request.options.kind == ResumeKind::WeightsOnly;
+    for ResumeChange { change, effect } in changes {
+        let refuse = |why: &str, fix: String| {
+            let what = format!("{what} with {} = {}", change.key, change.to);
+            Err(Failure::new(ErrorCode::InvalidArgument, what, why, fix))
+        };
+        match effect {
+            ResumeEffect::Refused(why)
+                if ["task", "trainer", "encode", "name"].contains(&change.key.split('.').next().unwrap_or("")) =>
+            {
+                return refuse(why, format!("launch a new run from its weights: `vidtui launch RECIPE --init {id}`"));
+            }
+            ResumeEffect::Refused(why) if !weights_only => {
+                let set = format!("--set {}={}", change.key, change.to);
+                return refuse(
+                    why,
+                    format!(
+                        "start a new run from its weights alone, with a new optimizer: `vidtui resume {id} --weights-only {set}`"
+                    ),
+                );
+            }
+            ResumeEffect::Data if request.options.kind == ResumeKind::Everything && !request.run.is_command() => {
+                return refuse(
+                    "the position in the data belongs to the old samples",
+                    "add --fresh-data, which keeps weights and optimizer and restarts the data order".into(),
+                );
+            }
+            _ => {}
+        }
+    }
+    Ok(changes.to_vec())
 }
 
 /// Plans the next attempt of an encode. The queue of its data set contains the remaining items.
@@ -248,7 +298,7 @@ fn continue_encode(
     replaces: Option<JobKill>,
 ) -> Result<LaunchPlan, Failure> {
     let ResumeOptions { step, kind, steps } = request.options;
-    if step.is_some() || steps.is_some() || kind != ResumeKind::Everything {
+    if step.is_some() || steps.is_some() || kind != ResumeKind::Everything || request.changed.is_some() {
         return Err(Failure::new(
             ErrorCode::InvalidArgument,
             what,
@@ -284,6 +334,7 @@ fn continue_encode(
         mesh,
         placement: place(what, &mesh, cx)?,
         steps: None,
+        changes: Vec::new(),
         saved: 0,
         newest_bytes: None,
         warnings: Vec::new(),
@@ -533,7 +584,9 @@ fn steps(
 /// `dp_shard`.
 fn fit_mesh(what: &str, request: &ResumeRequest<'_>, recipe: &Recipe, cx: &Context) -> Result<Mesh, Failure> {
     let ranks = cx.target.slots();
-    let last = request.facts.attempt.as_ref().map(|attempt| attempt.mesh);
+    let changes_mesh = |change: &ResumeChange| change.change.key.starts_with("mesh.");
+    let is_changed = request.changed.as_ref().is_some_and(|(_, changes)| changes.iter().any(changes_mesh));
+    let last = request.facts.attempt.as_ref().map(|attempt| attempt.mesh).filter(|_| !is_changed);
     if let Some(mesh) = last.into_iter().chain([recipe.mesh]).find(|mesh| mesh.world() == ranks) {
         return Ok(mesh);
     }

@@ -49,6 +49,8 @@ pub struct Encoders {
     pub folder: Utf8PathBuf,
     /// The dtype of weights and computation.
     pub dtype: ComputeDtype,
+    /// Whether captions and prompts may contain the scene tokens of ttt-video-dit.
+    pub scene_tokens: bool,
     /// Whether the VAE works on tiles of a frame.
     pub tiling: Tiling,
 }
@@ -56,7 +58,7 @@ pub struct Encoders {
 /// The encoders of a recipe that sets none.
 impl Default for Encoders {
     fn default() -> Self {
-        Self { folder: Utf8PathBuf::new(), dtype: ComputeDtype::Bfloat16, tiling: Tiling::Auto }
+        Self { folder: Utf8PathBuf::new(), dtype: ComputeDtype::Bfloat16, scene_tokens: false, tiling: Tiling::Auto }
     }
 }
 

@@ -37,6 +37,7 @@ mod oracle;
 mod params;
 mod prompt;
 mod recipe;
+mod resume;
 mod sample;
 mod schedule;
 mod schema;
@@ -71,6 +72,7 @@ pub use optim::{Optimizer, OptimizerGroup, OptimizerKind, StateBytes};
 pub use params::{FsdpUnit, ParamGroup, ParamInit, ParamRole, ParamSpec, Split, param_specs};
 pub use prompt::{Prompt, WrongFlag, prompt_lines};
 pub use recipe::Recipe;
+pub use resume::{ResumeChange, ResumeEffect, resume_effect};
 pub use sample::{
     BadPrompt, DynamicGuidance, MergedLora, PIXELS, SampleScheduler, SampleSpec, Sampling, VIDEO_FRAMES,
     decoded_frames, latent_frames,

@@ -214,6 +214,18 @@ impl Model {
         self.token_frames() * self.patch_size_t
     }
 
+    /// Returns whether the model can train on latents of a VAE with this scaling factor. Data sets store latents unscaled, `latent_scale`
+    /// multiplies them when they are read, and samples are divided by it before they are decoded. So it is the VAE's factor, or 1,
+    /// with which latents stay unscaled.
+    ///
+    /// Source: ttt-video-dit saves the posterior unscaled (`data/precomp_video.py:142`), multiplies by `model.scale_factor` when it reads
+    /// (`ttt/datasets/preembedding_dataset.py:55`) and divides by `eval.vae_scale_factor` (`ttt/models/vae/autoencoder.py:177`). Both are
+    /// 1.0 in all of its presets, with CogVideoX's VAE, whose factor is 0.7.
+    pub fn fits_vae_scale(&self, scaling_factor: f64) -> bool {
+        // The tolerance allows for factors that are rounded to different numbers of digits.
+        self.latent_scale == 1.0 || (scaling_factor / self.latent_scale - 1.0).abs() <= 1e-4
+    }
+
     /// Returns the factor that multiplies latents of images when they are read.
     pub fn image_scale(&self) -> f64 {
         if self.invert_image_scale { 1.0 / self.latent_scale } else { self.latent_scale }

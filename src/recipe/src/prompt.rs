@@ -19,7 +19,7 @@ pub struct Prompt {
     pub steps: Option<usize>,
     /// `--g` or `--l`: scale of guidance.
     pub guidance: Option<f64>,
-    /// `--n`: negative text.
+    /// `--n`: the negative texts, separated by `||`: one, or one for each segment.
     pub negative: String,
     /// `--i`: first image.
     pub image: Option<Utf8PathBuf>,
@@ -104,6 +104,11 @@ impl Prompt {
             }
         }
         Ok(())
+    }
+
+    /// Returns the negative texts: one, or one for each segment.
+    pub fn negative_texts(&self) -> Vec<String> {
+        self.negative.split("||").map(|text| text.trim().to_owned()).collect()
     }
 
     /// Returns the line that [`Prompt::parse`] reads as this prompt.

@@ -45,7 +45,7 @@ pub struct Sampling {
     pub height: usize,
     /// Columns of a video, in pixels; 0: as in the model.
     pub width: usize,
-    /// Frames per second of the mp4; 0: the rate of the model's family.
+    /// Frames per second of the mp4; 0: those of the training videos.
     pub fps: f64,
     /// The first image, for prompts without one; empty for none.
     pub image: Utf8PathBuf,
@@ -132,8 +132,8 @@ impl SampleScheduler {
 pub struct SampleSpec {
     /// The text of each segment.
     pub texts: Vec<String>,
-    /// The negative text of classifier-free guidance; empty by default.
-    pub negative: String,
+    /// The negative text of each segment for classifier-free guidance; empty by default.
+    pub negatives: Vec<String>,
     /// The image that the video begins with.
     pub image: Option<Utf8PathBuf>,
     /// The model at the size of the video.
@@ -161,9 +161,19 @@ pub struct SampleSpec {
 impl SampleSpec {
     /// Returns the prompt: the texts of the segments.
     pub fn prompt(&self) -> String {
-        let is_one = self.texts.windows(2).all(|pair| pair[0] == pair[1]);
-        if is_one { self.texts[0].clone() } else { self.texts.join(" || ") }
+        joined(&self.texts)
     }
+
+    /// Returns the negative prompt: the negative texts of the segments.
+    pub fn negative(&self) -> String {
+        joined(&self.negatives)
+    }
+}
+
+/// Joins the texts of segments, unless all are equal.
+fn joined(texts: &[String]) -> String {
+    let is_one = texts.windows(2).all(|pair| pair[0] == pair[1]);
+    if is_one { texts[0].clone() } else { texts.join(" || ") }
 }
 
 /// The reason why a prompt cannot be sampled, and the change that helps.
@@ -249,8 +259,16 @@ impl Recipe {
                 Recipe::from_table(&table)?
             }
         };
-        let sample = Sampling { every: 0, validation_index: Utf8PathBuf::new(), ..like.sample.clone() };
+        let (fps, validation_index) = (like.sample_fps(), Utf8PathBuf::new());
+        let sample = Sampling { every: 0, validation_index, fps, ..like.sample.clone() };
         Ok(Recipe { name: "sample".into(), task: Task::Sample, model: model.clone(), sample, ..like })
+    }
+
+    /// Returns the frames per second of samples: those of the recipe, of the training videos, or, if neither is known, of the published
+    /// models.
+    fn sample_fps(&self) -> f64 {
+        let published = if self.model.patch_size_t > 1 { 16.0 } else { 8.0 };
+        [self.sample.fps, self.data.fps].into_iter().find(|fps| *fps > 0.0).unwrap_or(published)
     }
 
     /// Returns the videos to make, one for each of `sample.prompts`, in their order.
@@ -294,16 +312,19 @@ impl Recipe {
             let why = format!("the model does not allow {frames} frames of {height} x {width}: {}", broken.why);
             return Err(bad(None, why, format!("use the size that the model was trained at, or {}", broken.fix)));
         }
-        let image = prompt.image.or_else(|| (!keys.image.as_str().is_empty()).then(|| keys.image.clone()));
+        let image = prompt.image.clone().or_else(|| (!keys.image.as_str().is_empty()).then(|| keys.image.clone()));
         self.check_image(image.as_deref()).map_err(|(why, fix)| bad(Some("--i"), why, fix))?;
-        let texts = match &prompt.texts[..] {
-            [one] => vec![one.clone(); model.segments],
-            several if several.len() == model.segments => several.to_vec(),
+        let of_segments = |flag: Option<&str>, texts: &[String]| match texts {
+            [one] => Ok(vec![one.clone(); model.segments]),
+            several if several.len() == model.segments => Ok(several.to_vec()),
             several => {
-                let why = format!("it has {} texts, and the video has {} segments", several.len(), model.segments);
-                return Err(bad(None, why, "write one text, or one for each segment, separated by ||".into()));
+                let (texts, segments) = (several.len(), units::counted(model.segments, "segment"));
+                let why = format!("it has {texts} texts, and the video has {segments}");
+                Err(bad(flag, why, "write one text, or one for each segment, separated by ||".into()))
             }
         };
+        let texts = of_segments(None, &prompt.texts)?;
+        let negatives = of_segments(Some("--n"), &prompt.negative_texts())?;
         if texts.iter().any(|text| text.trim().is_empty()) {
             return Err(bad(None, "its text is empty".into(), "write what the video shows".into()));
         }
@@ -323,16 +344,15 @@ impl Recipe {
             DynamicGuidance::On => true,
             DynamicGuidance::Off => false,
         };
-        let family_fps = if own.patch_size_t > 1 { 16.0 } else { 8.0 };
         Ok(SampleSpec {
             texts,
-            negative: prompt.negative,
+            negatives,
             image,
             model,
             frames,
             height,
             width,
-            fps: if keys.fps > 0.0 { keys.fps } else { family_fps },
+            fps: self.sample_fps(),
             seed: prompt.seed.unwrap_or(keys.seed),
             steps,
             guidance: prompt.guidance.unwrap_or(keys.guidance),
@@ -416,6 +436,34 @@ mod tests {
     }
 
     #[test]
+    fn samples_have_the_rate_of_the_recipe_then_of_the_training_videos_then_of_published_models() {
+        let fps = |sets: &[&str]| minimal(sets).sample_fps();
+        assert_eq!(fps(&["data.fps=16", "sample.fps=24"]), 24.0);
+        assert_eq!(fps(&["data.fps=12.5"]), 12.5);
+        assert_eq!(fps(&[]), 8.0);
+        let trained = minimal(&["data.fps=16"]);
+        assert_eq!(Recipe::for_sampling(&trained.model, Some(&trained)).unwrap().sample.fps, 16.0);
+        assert_eq!(Recipe::for_sampling(&trained.model, None).unwrap().sample.fps, 8.0);
+    }
+
+    #[test]
+    fn a_negative_text_may_be_one_for_each_segment() {
+        let recipe = minimal(&[]);
+        let negatives = |line: &str| {
+            let mut recipe = recipe.clone();
+            recipe.model.segments = 2;
+            recipe.model.latent_frames = 25;
+            recipe.model.layer = Layer::None;
+            recipe.sample.prompts = vec![line.into()];
+            recipe.samples().map(|specs| specs[0].negatives.clone()).map_err(|bad| bad.flag)
+        };
+        assert_eq!(negatives("a --n dark").unwrap(), ["dark", "dark"]);
+        assert_eq!(negatives("a --n dark || wet").unwrap(), ["dark", "wet"]);
+        assert_eq!(negatives("a").unwrap(), ["", ""]);
+        assert_eq!(negatives("a --n b || c || d").unwrap_err(), Some("--n".into()));
+    }
+
+    #[test]
     fn flags_of_a_prompt_override_the_section() {
         let mut recipe = with_prompts(&["a rabbit", "a rabbit --w 32 --h 48 --f 9 --d 7 --s 12 --g 1.5 --n blurry"]);
         recipe.sample.steps = 20;
@@ -426,7 +474,7 @@ mod tests {
         let other = &samples[1];
         assert_eq!((other.frames, other.height, other.width), (9, 48, 32));
         assert_eq!((other.model.latent_frames, other.model.latent_height, other.model.latent_width), (3, 6, 4));
-        assert_eq!((other.seed, other.steps, other.guidance, other.negative.as_str()), (7, 12, 1.5, "blurry"));
+        assert_eq!((other.seed, other.steps, other.guidance, other.negative().as_str()), (7, 12, 1.5, "blurry"));
     }
 
     #[test]

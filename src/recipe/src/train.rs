@@ -24,8 +24,12 @@ pub struct Data {
     pub image_share: f64,
     /// The shapes of latents, and their order.
     pub shapes: Shapes,
+    /// Frames per second of the videos; 0: those of the data set.
+    pub fps: f64,
     /// The share of items that a run may leave unused because their shape cannot fill a step.
     pub max_unused: f64,
+    /// Threads with which each rank reads the samples of a batch.
+    pub readers: usize,
     /// The file of the encoded empty caption, which replaces dropped texts. Empty: the file in the store, or zeros if it has none.
     pub null_text: Utf8PathBuf,
     /// The rule by which clips are assigned to buckets.

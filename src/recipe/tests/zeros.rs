@@ -22,7 +22,7 @@ const PLAIN: [&str; 10] = [
 type Has = fn(&Recipe) -> bool;
 
 /// Keys whose 0 this crate interprets: the key, another value, and whether a recipe has the feature that 0 turns off.
-const HERE: [(&str, &str, Has); 28] = [
+const HERE: [(&str, &str, Has); 29] = [
     ("train.epochs", "3", |r| r.train.steps == 0),
     ("train.collective_timeout_s", "60", |r| r.train.collective_timeout(Some(1.0)).as_secs() == 60),
     ("train.tp_pieces", "3", |r| r.train.tp_pieces.of(1 << 30, true) != 4),
@@ -51,6 +51,7 @@ const HERE: [(&str, &str, Has); 28] = [
     ("sample.height", "128", |r| sample(r).height != r.model.latent_height * 8),
     ("sample.width", "128", |r| sample(r).width != r.model.latent_width * 8),
     ("sample.fps", "24", |r| sample(r).fps != 8.0),
+    ("data.fps", "24", |r| sample(r).fps != 8.0),
 ];
 
 /// Keys whose 0 another test covers: the key, the file and the test.
@@ -93,7 +94,8 @@ fn lr(recipe: &Recipe, step: u64) -> f64 {
 }
 
 /// The settings without which a key has no effect.
-const NEEDS: [(&str, &[&str]); 6] = [
+const NEEDS: [(&str, &[&str]); 7] = [
+    ("data.fps", &["sample.prompts=[\"a rabbit\"]", "encoders.folder=/model"]),
     ("ema.after_step", &["ema.decay=0.99"]),
     ("optimizer.cycles", &["optimizer.schedule=cosine"]),
     ("optimizer.cooldown_steps", &["optimizer.schedule=wsd", "optimizer.anneal=linear"]),

@@ -48,6 +48,9 @@ pub(crate) fn make_attempt(
             }
             let _ = fs::remove_file(plan.dir.save_file());
             let _ = fs::remove_file(plan.dir.profile_file());
+            if !plan.is_new_run() && !plan.attempt.changed.is_empty() {
+                plan.dir.write_run(&plan.run).map_err(|error| failure_of(what, error))?;
+            }
             Ok(target)
         }
         Err(error) if matches!(error.kind(), ErrorKind::AlreadyExists | ErrorKind::DirectoryNotEmpty) => {

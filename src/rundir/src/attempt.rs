@@ -34,6 +34,9 @@ pub struct Attempt {
     /// The total steps of the run, if a resume raised them above `train.steps` of `run.toml`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub steps: Option<u64>,
+    /// The keys of the recipe that this attempt changed. `run.toml` has their new values.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub changed: Vec<ChangedKey>,
     /// The checkpoint folder from which the command of another trainer continues.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint: Option<Utf8PathBuf>,
@@ -54,6 +57,18 @@ pub struct Attempt {
     /// The Slurm job of the attempt; `None` if the attempt was not submitted to Slurm.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slurm: Option<SlurmJob>,
+}
+
+/// A key of the recipe that a resume changed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ChangedKey {
+    /// The key, such as `optimizer.lr`.
+    pub key: String,
+    /// The value before, as TOML; `None` if the recipe did not have the key.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub from: Option<String>,
+    /// The value from this attempt on, as TOML.
+    pub to: String,
 }
 
 /// A node without ranks that can replace a node that failed.

@@ -68,6 +68,8 @@ pub fn attempt(number: u32, start_step: u64, nodes: &[&str]) -> Attempt {
         start: StartFrom::Random,
         asked_step: None,
         steps: None,
+        changed: Vec::new(),
+        changed: Vec::new(),
         checkpoint: None,
         waived: Vec::new(),
         mesh: Mesh { dp_replicate: 1, dp_shard: nodes.len(), tp: 1 },

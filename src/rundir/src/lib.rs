@@ -54,7 +54,7 @@ mod whole_folder;
 
 pub use alert::{Alert, AlertKind, AlertLine, AlertReader, AlertState, AlertWriter, Mute, NotSent};
 pub use append::LineAppender;
-pub use attempt::{Allocation, Attempt, AttemptWhy, Login, SlurmJob, SpareNode, Submitted};
+pub use attempt::{Allocation, Attempt, AttemptWhy, ChangedKey, Login, SlurmJob, SpareNode, Submitted};
 pub use checkpoint::{
     BaseWeights, Checkpoint, CheckpointManifest, FileSum, LogicalTensor, Slice, TrainState, file_sum, model_config,
     model_section, xxh3_hex,

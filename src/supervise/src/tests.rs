@@ -66,6 +66,7 @@ fn scene_of(folder: Arc<tempfile::TempDir>, nodes: &[&str], this: &str, slots: u
         start: StartFrom::Random,
         asked_step: None,
         steps: None,
+        changed: Vec::new(),
         checkpoint: None,
         waived: Vec::new(),
         mesh: Mesh { dp_replicate: 1, dp_shard: world, tp: 1 },

@@ -23,6 +23,11 @@ const MODEL: &str = "spiece.model";
 const PAD: i64 = 0;
 const END: i64 = 1;
 
+/// The token at the end of the caption of a segment after which another scene begins.
+pub const SCENE_END: &str = "<end_scene>";
+/// The token at the start of the caption of a segment that begins a scene.
+pub const SCENE_START: &str = "<start_scene>";
+
 /// A T5 tokenizer.
 #[derive(Debug)]
 pub struct Tokenizer {
@@ -47,6 +52,21 @@ impl Tokenizer {
         let identity = format!("{:032x}", xxh3_128(&[&bytes, specials.text().as_bytes()].concat()));
         let id = |name: &str, or: i64| specials.id(name).or_else(|| model.id(name)).unwrap_or(or);
         Ok(Tokenizer { pad: id("<pad>", PAD), end: id("</s>", END), model, specials, identity })
+    }
+
+    /// Adds the scene tokens of ttt-video-dit, with the ids after all others: 32100 for [`SCENE_END`] and 32101 for [`SCENE_START`] with
+    /// T5's vocabulary. A tokenizer that has them already keeps its ids.
+    ///
+    /// Source: ttt-video-dit `data/precomp_text.py:78` and `ttt/models/cogvideo/sampler.py:94`, which add the tokens in this order.
+    pub fn with_scene_tokens(mut self) -> Self {
+        for token in [SCENE_END, SCENE_START] {
+            if self.specials.id(token).is_none() {
+                let id = self.vocabulary() as i64;
+                self.specials.add(token, id);
+            }
+        }
+        self.identity = format!("{:032x}", xxh3_128(format!("{} {}", self.identity, self.specials.text()).as_bytes()));
+        self
     }
 
     /// Returns `len` ids of a text: at most `len - 1` tokens, `</s>`, and padding.

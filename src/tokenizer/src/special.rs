@@ -79,6 +79,13 @@ impl Specials {
         Self::new(plain.into_iter().chain((0..SENTINELS).map(sentinel)).collect())
     }
 
+    /// Adds a token that absorbs no spaces.
+    pub fn add(&mut self, text: &str, id: i64) {
+        let mut tokens = std::mem::take(&mut self.0);
+        tokens.push(Special { text: text.into(), id, left: false, right: false });
+        *self = Self::new(tokens);
+    }
+
     fn new(mut tokens: Vec<Special>) -> Self {
         tokens.sort_by(|a, b| b.text.len().cmp(&a.text.len()).then_with(|| a.text.cmp(&b.text)));
         Self(tokens)

@@ -15,6 +15,24 @@ fn ids(row: &Value, key: &str) -> Option<Vec<i64>> {
 const LEN: usize = 226;
 
 #[test]
+fn oracle_scene_tokens_are_those_of_ttt_video_dit() {
+    let has = |folder: &Utf8Path| folder.join("scene_tokens.json").is_file() && folder.join("tokenizer").is_dir();
+    for folder in oracle::entries("t5", "*/scene_tokens.json beside a tokenizer/", has) {
+        let plain = Tokenizer::open(&folder.join("tokenizer")).unwrap();
+        let tokenizer = Tokenizer::open(&folder.join("tokenizer")).unwrap().with_scene_tokens();
+        let file: Value = serde_json::from_slice(&std::fs::read(folder.join("scene_tokens.json")).unwrap()).unwrap();
+        assert_eq!(Some(tokenizer.vocabulary() as u64), file["tokens"].as_u64());
+        assert_ne!(tokenizer.identity(), plain.identity());
+        let rows = file["rows"].as_array().expect("a list of rows");
+        for row in rows {
+            let text = row["text"].as_str().expect("a row has a text");
+            assert_eq!(Some(tokenizer.ids(text)), ids(row, "ids"), "{text:?}");
+        }
+        println!("{folder}: {} texts with scene tokens", rows.len());
+    }
+}
+
+#[test]
 fn oracle_tokens_are_those_of_transformers() {
     let has = |folder: &Utf8Path| folder.join("tokenize.json").is_file() && folder.join("tokenizer").is_dir();
     for folder in oracle::entries("t5", "*/tokenize.json beside a tokenizer/", has) {

@@ -39,6 +39,8 @@ struct Source {
     condition: Conditioning,
     /// The text that replaces dropped texts, `[text_len, text_dim]`; zeros if neither the recipe nor the store has one.
     null_text: Option<Tensor>,
+    /// Threads that read the samples of a batch.
+    readers: usize,
 }
 
 /// Samples that can be read in any thread.
@@ -130,7 +132,7 @@ impl Data {
         let (model, condition) = (recipe.model.clone(), recipe.condition.clone());
         Ok(Data {
             table,
-            source: Source { reader, model, condition, null_text },
+            source: Source { reader, model, condition, null_text, readers: recipe.data.readers.max(1) },
             fingerprint,
             order,
             steps: recipe.train.steps,
@@ -216,6 +218,7 @@ impl Source {
             model: self.model.clone(),
             condition: self.condition.clone(),
             null_text: self.null_text.as_ref().map(Tensor::shallow_clone),
+            readers: self.readers,
         }
     }
 }
@@ -226,8 +229,8 @@ impl Reading {
     /// # Errors
     /// A file cannot be read.
     pub fn read(&self, seed: u64) -> Result<Batch, Failure> {
-        let Source { reader, model, condition, .. } = &self.source;
-        let read = read_all(reader, &self.samples)?;
+        let Source { reader, model, condition, readers, .. } = &self.source;
+        let read = read_all(reader, &self.samples, *readers)?;
         let numbers = || self.numbers.clone().zip(&read);
         let latents: Vec<Tensor> = numbers()
             .map(|(number, read)| drawn(&read.latent, Purpose::Latent, seed, number) * model.latent_scale)
@@ -279,7 +282,19 @@ fn share(world: &Group, table: Option<Table>) -> Result<Table, Failure> {
     })
 }
 
-fn read_all(reader: &Reader, samples: &[[Vec<Slot>; 3]]) -> Result<Vec<Read>, Failure> {
+/// Reads samples with a number of threads. The order of the samples does not depend on it.
+fn read_all(reader: &Reader, samples: &[[Vec<Slot>; 3]], readers: usize) -> Result<Vec<Read>, Failure> {
+    if readers > 1 && samples.len() > 1 {
+        return std::thread::scope(|scope| {
+            let parts = samples.chunks(samples.len().div_ceil(readers));
+            let threads: Vec<_> = parts.map(|part| scope.spawn(|| read_all(reader, part, 1))).collect();
+            let mut read = Vec::with_capacity(samples.len());
+            for thread in threads {
+                read.extend(thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?);
+            }
+            Ok(read)
+        });
+    }
     let all = |slots: &[Slot]| slots.iter().map(|slot| reader.read(*slot)).collect::<Result<Vec<_>, _>>();
     let read = |[latent, texts, extras]: &[Vec<Slot>; 3]| {
         Ok(Read { latent: reader.read(latent[0])?, texts: all(texts)?, extras: all(extras)? })

@@ -137,7 +137,7 @@ impl Target<'_> {
             step: self.source.step,
             index,
             prompt: spec.prompt(),
-            negative: spec.negative.clone(),
+            negative: spec.negative(),
             image: spec.image.clone(),
             seed: spec.seed,
             width: spec.width,

@@ -1,13 +1,14 @@
 //! Checks that the data set of a recipe fits the model, and picks sample files of it.
 
 use ::dataset::order::Order;
-use ::dataset::store::{INDEX, SPEC};
+use ::dataset::store::{INDEX, SPEC, StoreSpec};
 use ::dataset::{
-    Clip, ClipManifest, ENCODER_FOLDERS, EncodeInputs, Index, Table, check_encoders, open_null_text, store_folder,
+    Clip, ClipManifest, ENCODER_FOLDERS, EncodeInputs, Index, Table, check_encoders, frame_rate, open_null_text,
+    store_folder,
 };
 use camino::{Utf8Path, Utf8PathBuf};
 use plan::EncodeFacts;
-use recipe::{Recipe, Task, TrainerKind};
+use recipe::{DataSet, Recipe, Task, TrainerKind};
 use rundir::Failure;
 use std::collections::BTreeSet;
 
@@ -23,9 +24,8 @@ pub fn check(recipe: &Recipe) -> Result<String, Failure> {
         return Ok(format!("{}, {excluded} excluded; the encoders are complete", units::counted(clips, "clip")));
     }
     if recipe.task == Task::Sample {
-        let folder = &recipe.encoders.folder;
-        check_encoders(folder, &recipe.model, Task::Sample)?;
-        return Ok(format!("the VAE and the text encoder in {folder} belong to the model"));
+        check_encoders(&recipe.encoders, &recipe.model, Task::Sample)?;
+        return Ok(format!("the VAE and the text encoder in {} belong to the model", recipe.encoders.folder));
     }
     let table = Table::of(recipe)?;
     let (order, forecast) = Order::checked(recipe, &table)?;
@@ -47,6 +47,7 @@ pub fn check(recipe: &Recipe) -> Result<String, Failure> {
     if recipe.train.text_dropout > 0.0 && recipe.data.null_text().is_none() && table.empty_text().is_none() {
         text += "; train.text_dropout drops texts to zeros, because no text of the empty prompt is there";
     }
+    text += &unscaled(recipe).unwrap_or_default();
     Ok(forecast.unused_in_words.map_or(text.clone(), |unused| format!("{text}; {unused}")))
 }
 
@@ -59,6 +60,31 @@ pub fn steps_of_epochs(recipe: &Recipe) -> Result<Option<u64>, Failure> {
         return Ok(None);
     }
     Order::checked(recipe, &Table::of(recipe)?).map(|(_, forecast)| Some(forecast.steps))
+}
+
+/// Returns the recipe of a training run with the frame rate of its data sets, if it sets none and they agree. So the run and its samples
+/// keep the rate without the data.
+pub fn with_frame_rate(recipe: &Recipe) -> Recipe {
+    let mut recipe = recipe.clone();
+    if recipe.task == Task::Train && recipe.trainer == TrainerKind::Embedded && recipe.data.fps == 0.0 {
+        // A data set that cannot be read is reported by the checks.
+        let rates = recipe.data.all().into_iter().map(|set| frame_rate(&set.index).ok().flatten());
+        let rates: Option<Vec<f64>> = rates.collect();
+        if let Some([first, rest @ ..]) = rates.as_deref()
+            && rest.iter().all(|rate| rate == first)
+        {
+            recipe.data.fps = *first;
+        }
+    }
+    recipe
+}
+
+/// Returns a note if latents stay unscaled although their VAE has a scaling factor.
+fn unscaled(recipe: &Recipe) -> Option<String> {
+    let factor = |set: DataSet| StoreSpec::read(&store_folder(&set.index)?).ok().map(|spec| spec.vae.scaling_factor);
+    let factor = recipe.data.all().into_iter().find_map(factor)?;
+    let is_note = recipe.model.latent_scale == 1.0 && factor != 0.0 && factor != 1.0;
+    is_note.then(|| format!("; latents stay unscaled: model.latent_scale is 1, the VAE has {factor}"))
 }
 
 /// Checks the encoders and the held-out clips of a run that samples while it trains. Without this check, such a run would fail hours later.

@@ -59,6 +59,7 @@ impl Runner {
         let is_read_only = matches!(
             effect,
             Effect::PlanResume { .. }
+                | Effect::PlanResumeWith { .. }
                 | Effect::PlanNext { .. }
                 | Effect::PlanKill { .. }
                 | Effect::PlanAction { .. }
@@ -97,6 +98,7 @@ impl Runner {
 fn job_of(effect: &Effect) -> Option<JobId> {
     match effect {
         Effect::PlanResume { job, .. }
+        | Effect::PlanResumeWith { job, .. }
         | Effect::PlanNext { job, .. }
         | Effect::PlanKill { job, .. }
         | Effect::PlanAction { job, .. }
@@ -158,8 +160,11 @@ fn run(
             JobMsg::LaunchPlanned(Box::new(sample::plan_prompt(at, &run, prompt)?))
         }
         Effect::PlanResume { run, options, .. } => {
-            let plan = at.plan_resume(&at.dir(&run), None, &NodesArgs::default(), options)?;
+            let plan = at.plan_resume(&at.dir(&run), None, &NodesArgs::default(), options, &[])?;
             JobMsg::LaunchPlanned(Box::new(plan))
+        }
+        Effect::PlanResumeWith { run, arguments, .. } => {
+            JobMsg::LaunchPlanned(Box::new(launch::plan_typed_resume(at, &run, &arguments)?))
         }
         Effect::PlanNext { run, step, .. } => {
             let plan = at.plan_next(&at.dir(&run), step, None, &at.nodes, &[], Fitting::ToNodes)?;

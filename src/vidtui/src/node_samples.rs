@@ -174,6 +174,7 @@ mod tests {
             start: rundir::StartFrom::Random,
             asked_step: None,
             steps: None,
+            changed: Vec::new(),
             checkpoint: None,
             waived: vec![],
             mesh: recipe::Mesh { dp_replicate: 1, dp_shard: nodes.len(), tp: 1 },

@@ -38,6 +38,8 @@ pub enum Purpose {
     Launch,
     /// The prompt of a video.
     Prompt,
+    /// The arguments of a resume.
+    Resume,
     /// An overridden key of the launch form.
     Override,
     /// The number of ranks of the launch form.
@@ -61,6 +63,7 @@ impl Purpose {
             Self::Encode => "vidtui data encode ",
             Self::Launch => "vidtui launch ",
             Self::Prompt => "Prompt: ",
+            Self::Resume => "Resume with: ",
             Self::Override => "Override: ",
             Self::Ranks => "Ranks: ",
             Self::Weights => "Weights: ",
@@ -73,6 +76,7 @@ impl Purpose {
             Self::Encode => "VIDEOS --model FOLDER --out DATA --for RECIPE",
             Self::Launch => "RECIPE --init WEIGHTS --set data.index=DATA",
             Self::Prompt => "TEXT --d SEED --s STEPS --g GUIDANCE",
+            Self::Resume => "--set optimizer.lr=1e-5 --fresh-data --step STEP",
             Self::Override => "train.steps=100",
             Self::LogRanks => "0-3,8; without any, all ranks",
             Self::Ranks => "as many as the mesh has",
@@ -88,7 +92,7 @@ impl Purpose {
 
     /// Returns whether Enter shows the plan of a run.
     pub fn plans(self) -> bool {
-        matches!(self, Self::Encode | Self::Launch | Self::Prompt)
+        matches!(self, Self::Encode | Self::Launch | Self::Prompt | Self::Resume)
     }
 
     /// Returns whether the input is a field of the launch form.

@@ -66,6 +66,7 @@ pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
         Action::PickPanels => panels_dialog::open(model),
         Action::Samples => samples::open(model),
         Action::Prompt => samples::open_prompt(model),
+        Action::ResumeWith => run_actions::open_resume_with(model),
         Action::Recipes => run.show_panel(Panel::Recipe),
         Action::RankMap if panels.contains(&Panel::Chart(Chart::Loss)) => run.show_panel(Panel::Ranks),
         Action::RankMap => {

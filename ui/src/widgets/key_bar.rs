@@ -179,6 +179,7 @@ pub fn is_possible(model: &Model, action: Action) -> bool {
         Action::Convert => convert::can_start(model),
         Action::CancelWork => model.convert.work.is_some(),
         Action::Prompt => samples::can_sample(model),
+        Action::ResumeWith => run_actions::check(model, action).is_ok(),
         Action::Acknowledge | Action::AcknowledgeAll | Action::Snooze => alerts::can(model, action),
         Action::Open if screen == Screen::Run => model.target().is_some(),
         Action::Open if screen == Screen::Alerts => alerts::can(model, action),

@@ -6,6 +6,7 @@ use super::{Caption, CaptionFault, ClipRow, SourceRequest, Stated, invalid};
 use crate::ExclusionReason;
 use camino::Utf8Path;
 use rundir::Failure;
+use tokenizer::{SCENE_END, SCENE_START};
 
 /// The known names of the video column, in order of preference.
 const VIDEO_COLUMNS: [&str; 13] = [
@@ -27,6 +28,8 @@ const VIDEO_COLUMNS: [&str; 13] = [
 const CAPTION_COLUMNS: [&str; 6] = ["caption", "text", "prompt", "captions", "prompts", "description"];
 /// The names of columns with the captions of the segments of a video, in place of one caption.
 const SEGMENT_COLUMNS: [&str; 2] = ["segments", "segment_captions"];
+/// The columns of ttt-video-dit that mark the captions at which a scene begins and ends, with the tokens that such captions get.
+const SCENE_COLUMNS: [&str; 2] = ["scene_start", "scene_end"];
 /// The column of VideoX-Fun that distinguishes `video` from `image`.
 const KIND_COLUMN: &str = "type";
 
@@ -72,6 +75,23 @@ impl Cell {
             Self::Texts(texts) => texts.into_iter().next().unwrap_or_default(),
             Self::Null => String::new(),
         }
+    }
+
+    /// Reads `true`, `false`, or a list of them, one for each caption. Other values are an error.
+    fn flags(&self) -> Result<Vec<bool>, String> {
+        let text = match self {
+            Self::Null => return Ok(Vec::new()),
+            Self::Text(text) | Self::NotUtf8(text) => text.clone(),
+            Self::Texts(texts) => texts.join(","),
+            Self::Number(number) => number.to_string(),
+        };
+        let list = text.trim().trim_start_matches('[').trim_end_matches(']');
+        let flag = |text: &str| match text.trim().to_ascii_lowercase().as_str() {
+            "true" | "1" => Ok(true),
+            "false" | "0" => Ok(false),
+            other => Err(format!("'{other}' is neither true nor false")),
+        };
+        list.split(',').filter(|text| !text.trim().is_empty()).map(flag).collect()
     }
 
     fn as_count(&self) -> usize {
@@ -148,8 +168,11 @@ pub(super) fn rows(root: &Utf8Path, columns: &Columns, origin: &str, values: &mu
     }
     let mut count = |column| values.take(column).as_count();
     let stated = Stated { frames: count("num_frames"), height: count("height"), width: count("width") };
-    let captions = values.take(&columns.caption).captions();
+    let mut captions = values.take(&columns.caption).captions();
     let is_segments = SEGMENT_COLUMNS.iter().any(|known| columns.caption.eq_ignore_ascii_case(known));
+    if let Err(why) = mark_scenes(&mut captions, SCENE_COLUMNS.map(|column| values.take(column))) {
+        excluded = excluded.or(Some(ExclusionReason::Unsupported { why }));
+    }
     let (captions, segments) = if is_segments { of_segments(captions) } else { (captions, Vec::new()) };
     let row = |caption| ClipRow {
         name: name.clone(),
@@ -161,6 +184,27 @@ pub(super) fn rows(root: &Utf8Path, columns: &Columns, origin: &str, values: &mu
         stated,
     };
     captions.into_iter().map(row).collect()
+}
+
+/// Adds scene tokens to the captions that the flags mark: the token of the start before the caption, that of the end after it.
+///
+/// Source: ttt-video-dit `data/precomp_text.py:29-36`.
+fn mark_scenes(captions: &mut [Caption], flags: [Cell; 2]) -> Result<(), String> {
+    let count = captions.len();
+    let mut read = SCENE_COLUMNS.iter().zip(flags).map(|(column, cell)| match cell.flags() {
+        Ok(flags) if flags.is_empty() => Ok(vec![false; count]),
+        Ok(flags) if flags.len() == count => Ok(flags),
+        Ok(flags) => Err(format!("{column} has {} values for {}", flags.len(), units::counted(count, "caption"))),
+        Err(why) => Err(format!("{column}: {why}")),
+    });
+    let (starts, ends) = (read.next().expect("two columns")?, read.next().expect("two columns")?);
+    for ((caption, starts), ends) in captions.iter_mut().zip(starts).zip(ends) {
+        let token = |marked, token| if marked { token } else { "" };
+        if let Ok(text) = caption {
+            *text = format!("{}{text}{}", token(starts, SCENE_START), token(ends, SCENE_END));
+        }
+    }
+    Ok(())
 }
 
 /// Joins the captions of the segments of one video. If one of them cannot be used, the video has no caption.

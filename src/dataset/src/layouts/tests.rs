@@ -188,7 +188,8 @@ fn every_form_of_json_is_read() {
     let lines = "{\"video\": \"a.mp4\", \"caption\": \"one\"}\n\n{\"video\": \"b.mp4\"}\n";
     let list = r#"[{"file_path": "a.mp4", "text": "one", "type": "video"}, {"file_path": "b.PNG", "text": "two", "type": "image"},
         {"file_path": "c.mp4", "text": "three", "type": "image"}, {"file_path": "d.tiff", "text": "four", "type": "image"}]"#;
-    let entries = r#"{"0": {"mp4": "a.mp4", "text": "one", "scene_start": true}, "1": {"mp4": "b.mp4", "text": null}}"#;
+    let entries =
+        r#"{"0": {"mp4": "a.mp4", "text": "one", "scene_start": false}, "1": {"mp4": "b.mp4", "text": null}}"#;
     let captions = r#"{"a.mp4": "one", "b.mp4": ["two", "three"]}"#;
     let read = |name: &str, text: &str| Folder::new().with(name, text).read();
     assert_eq!(rows(&read("metadata.jsonl", lines)), [("a.mp4", Ok("one")), ("b.mp4", Err(CaptionFault::Missing))]);
@@ -301,4 +302,30 @@ fn sources_that_are_no_data_sets_are_refused() {
     }
     let none = SourceRequest { source: "/nonesuch".into(), ..Default::default() };
     assert_eq!(read_source(&none).unwrap_err().code, ErrorCode::NotFound);
+}
+
+#[test]
+fn captions_get_the_scene_tokens_that_the_flags_of_a_table_name() {
+    let listing = |text: &str| Folder::new().with("a.mp4", "").with("t.json", text);
+    let read = |text: &str| {
+        let folder = listing(text);
+        let source = read_source(&SourceRequest { source: folder.path.join("t.json"), ..SourceRequest::default() });
+        let row = source.unwrap().rows.remove(0);
+        (row.segments, row.caption, row.excluded)
+    };
+    let (segments, caption, excluded) = read(
+        r#"[{"video": "a.mp4", "segments": ["a", "b", "c"], "scene_start": [false, true, false], "scene_end": [true, false, true]}]"#,
+    );
+    assert_eq!(segments, ["a<end_scene>", "<start_scene>b", "c<end_scene>"]);
+    assert_eq!((caption.as_deref(), excluded), (Ok("a<end_scene>\n<start_scene>b\nc<end_scene>"), None));
+    // The table of ttt-video-dit's text script: one clip of 3 s in each entry.
+    let (segments, caption, excluded) =
+        read(r#"{"0": {"mp4": "a.mp4", "text": "a cat", "scene_start": true, "scene_end": true}}"#);
+    assert_eq!((segments.len(), caption.as_deref(), excluded), (0, Ok("<start_scene>a cat<end_scene>"), None));
+    let (_, caption, excluded) = read(r#"[{"video": "a.mp4", "text": "a cat", "scene_start": false}]"#);
+    assert_eq!((caption.as_deref(), excluded), (Ok("a cat"), None));
+    for wrong in [r#""scene_start": [true, false]"#, r#""scene_end": "maybe""#] {
+        let (_, _, excluded) = read(&format!(r#"[{{"video": "a.mp4", "text": "a cat", {wrong}}}]"#));
+        assert!(matches!(excluded, Some(ExclusionReason::Unsupported { .. })), "{wrong}: {excluded:?}");
+    }
 }

@@ -268,8 +268,7 @@ impl StoreSpec {
                 "encode the videos again with the VAE of the model".into(),
             );
         }
-        // The tolerance allows for factors that differ only by rounding to decimal digits.
-        if vae.scaling_factor != 0.0 && (vae.scaling_factor / model.latent_scale - 1.0).abs() > 1e-6 {
+        if vae.scaling_factor != 0.0 && !model.fits_vae_scale(vae.scaling_factor) {
             return bad(
                 format!(
                     "its VAE {} has scaling factor {}, model.latent_scale is {}",

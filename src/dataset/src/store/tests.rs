@@ -621,6 +621,30 @@ fn every_tensor_of_a_store_is_read_by_training() {
 }
 
 #[test]
+fn latents_may_stay_unscaled_whatever_the_factor_of_their_vae() {
+    let (_keep, data) = temp();
+    encode(&data, &manifest(&[1, 2, 3]), &spec());
+    let opens = |latent_scale| crate::Table::open(&data, &recipe::Model { latent_scale, ..model() }).is_ok();
+    assert_eq!([1.0, 0.7, 0.700001, 0.71, 1.15].map(opens), [true, true, true, false, false]);
+}
+
+#[test]
+fn a_data_set_of_another_rate_is_refused() {
+    let (_keep, data) = temp();
+    let spec = StoreSpec { frames: FrameSpec { fps: Some(8.0), ..spec().frames }, ..spec() };
+    encode(&data, &manifest(&[1, 2, 3]), &spec);
+    assert_eq!(crate::frame_rate(&data.join(INDEX)).unwrap(), Some(8.0));
+    let minimal = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/configs/valid/minimal.toml");
+    let recipe = |fps: f64| {
+        let recipe = recipe::load(minimal.into(), &[format!("data.fps={fps}")]).unwrap().recipe;
+        recipe::Recipe { model: model(), ..recipe }
+    };
+    let open = |fps| crate::Table::without_conditions(&recipe(fps), &data).map_err(|failure| failure.code);
+    assert!(open(8.0).is_ok() && open(0.0).is_ok());
+    assert_eq!(open(16.0).unwrap_err(), ErrorCode::InvalidDataset);
+}
+
+#[test]
 fn damaged_stores_and_stores_of_other_models_are_refused() {
     let damaged = |harm: &dyn Fn(&Utf8Path)| {
         let (_keep, data) = temp();

@@ -55,7 +55,7 @@ fn request(past: &Past) -> JobStartRequest<'_> {
     let options = ResumeOptions::default();
     JobStartRequest {
         submitted: 1,
-        resume: ResumeRequest { run, dir, facts, checkpoints, latest: latest.as_ref(), options },
+        resume: ResumeRequest { run, dir, facts, checkpoints, latest: latest.as_ref(), options, changed: None },
     }
 }
 

@@ -13,7 +13,60 @@ fn request(past: &Past, options: ResumeOptions) -> ResumeRequest<'_> {
         checkpoints: &past.checkpoints,
         latest: past.latest.as_ref(),
         options,
+        changed: None,
     }
+}
+
+/// Plans a resume that changes keys of the recipe.
+fn plan_changed(past: &Past, options: ResumeOptions, ranks: usize, sets: &[&str]) -> Result<LaunchPlan, Failure> {
+    let sets: Vec<String> = sets.iter().map(|set| (*set).to_owned()).collect();
+    let changed =
+        past.run.recipe().unwrap().with_sets("run.toml".into(), &sets).unwrap_or_else(|error| panic!("{error}"));
+    resume(&ResumeRequest { changed: Some(changed), ..request(past, options) }, &context(ranks))
+}
+
+#[test]
+fn a_resume_may_change_keys_that_leave_the_tensors_alone_and_its_plan_shows_their_effect() {
+    let past = past(45, &[40]);
+    let plan = plan_changed(&past, ResumeOptions::default(), 2, &["optimizer.lr=1e-6", "log.interval=5"]).unwrap();
+    assert_eq!(plan.attempt.start, StartFrom::Checkpoint { run: past.run.id.clone(), step: 40 });
+    let recipe = plan.run.recipe().unwrap();
+    assert_eq!((recipe.optimizer.lr, recipe.log.interval), (1e-6, 5));
+    let changed: Vec<_> =
+        plan.attempt.changed.iter().map(|changed| (changed.key.as_str(), changed.to.as_str())).collect();
+    assert_eq!(changed, [("log.interval", "5"), ("optimizer.lr", "1e-6")]);
+    let rows: Vec<_> = plan.summary.iter().filter(|(name, _)| name == "changed").map(|(_, row)| row.as_str()).collect();
+    assert!(rows[0].ends_with("the losses stay the same"), "{rows:?}");
+    assert!(rows[1].ends_with("the losses differ from here on"), "{rows:?}");
+    assert!(!plan.starts_at_once(), "a plan that changes the recipe is shown first");
+}
+
+#[test]
+fn a_changed_mesh_is_used_instead_of_that_of_the_last_attempt() {
+    let plan = plan_changed(&past(45, &[40]), ResumeOptions::default(), 2, &["mesh.dp_shard=1", "mesh.dp_replicate=2"]);
+    let mesh = plan.unwrap().attempt.mesh;
+    assert_eq!((mesh.dp_replicate, mesh.dp_shard), (2, 1));
+}
+
+#[test]
+fn keys_that_change_the_samples_need_fresh_data_and_keys_of_tensors_need_a_new_run() {
+    let past = past(45, &[40]);
+    let refused = |options: ResumeOptions, set: &str| {
+        let failure = plan_changed(&past, options, 2, &[set]).unwrap_err();
+        (failure.code, failure.fix)
+    };
+    let (code, fix) = refused(ResumeOptions::default(), "train.global_batch=8");
+    assert_eq!((code, fix.contains("--fresh-data")), (ErrorCode::InvalidArgument, true));
+    let fresh = plan_changed(&past, kind(ResumeKind::FreshData), 2, &["train.global_batch=8"]).unwrap();
+    assert_eq!(fresh.run.recipe().unwrap().train.global_batch, 8);
+    assert_eq!(fresh.attempt.start, StartFrom::CheckpointFreshData { run: past.run.id.clone(), step: 40 });
+    for set in ["model.num_layers=3", "optimizer.kind=prodigy", "train.seed=7"] {
+        let (code, fix) = refused(kind(ResumeKind::FreshData), set);
+        assert_eq!((code, fix.contains("--weights-only")), (ErrorCode::InvalidArgument, true), "{set}: {fix}");
+    }
+    let new = plan_changed(&past, kind(ResumeKind::WeightsOnly), 2, &["optimizer.kind=prodigy"]).unwrap();
+    assert!(new.is_new_run());
+    assert_eq!(new.run.recipe().unwrap().optimizer.kind, recipe::OptimizerKind::Prodigy);
 }
 
 fn plan_with(past: &Past, options: ResumeOptions, ranks: usize) -> Result<LaunchPlan, Failure> {

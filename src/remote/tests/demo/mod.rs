@@ -126,6 +126,7 @@ impl Demo {
             checkpoints: &other_trainers::checkpoints(dir)?,
             latest: latest.as_ref(),
             options: ResumeOptions::default(),
+            changed: None,
         };
         resume(&request, &self.context())
     }

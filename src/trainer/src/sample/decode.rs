@@ -13,13 +13,15 @@ use rundir::{ErrorCode, Failure};
 use tch::{Device, Kind, Tensor};
 use video::Frames;
 
-/// Decodes a latent `[1, T, C, h, w]` to a video `[1, 3, F, H, W]`. The VAE is read for this call and freed afterwards,
-/// because the network needs the memory.
+/// Decodes a latent `[1, T, C, h, w]` of a model to a video `[1, 3, F, H, W]`. The latent is divided by the factor that the model was
+/// trained with, which may differ from the VAE's own. The VAE is read for this call and freed afterwards, because the network needs
+/// the memory.
 ///
 /// # Errors
 /// The VAE cannot be read, or memory is short.
 pub fn decode(recipe: &Recipe, latent: &Tensor, device: Device) -> Result<Tensor, Failure> {
-    with_vae(recipe, device, |vae| vae.decode(&(latent.permute([0, 2, 1, 3, 4]) / vae.config().scaling_factor)))
+    let unscaled_bcthw = latent.permute([0, 2, 1, 3, 4]) / recipe.model.latent_scale;
+    with_vae(recipe, device, |vae| vae.decode(&unscaled_bcthw))
 }
 
 /// Reads the VAE and calls `run` with it. The VAE processes pictures in tiles if the recipe requires tiles or memory is short.
@@ -132,11 +134,10 @@ pub fn encode_pixels(
     noise: impl FnOnce(&[i64]) -> Tensor,
     device: Device,
 ) -> Result<Tensor, Failure> {
-    let encode = |vae: &Vae| Ok((vae.encode(pixels)?, vae.config().scaling_factor));
-    let (moments, scale) = with_vae(recipe, device, encode)?;
+    let moments = with_vae(recipe, device, |vae| vae.encode(pixels))?;
     let noise = noise(&moments.mean.size());
     let latent = moments.sample(&noise.to_device(moments.mean.device()).to_kind(moments.mean.kind()));
-    let latent = if recipe.model.invert_image_scale { latent / scale } else { latent * scale };
+    let latent = latent * recipe.model.image_scale();
     Ok(latent.permute([0, 2, 1, 3, 4]).to_kind(Kind::Float).to_device(Device::Cpu))
 }
 
@@ -166,6 +167,25 @@ mod tests {
 
     fn values(tensor: &Tensor) -> Vec<f32> {
         Vec::try_from(tensor.flatten(0, -1)).unwrap()
+    }
+
+    #[test]
+    fn latents_are_divided_by_the_factor_of_the_model_and_not_by_that_of_the_vae() {
+        let (mut recipe, _) = inpainting();
+        let header = weights::Header::read(&recipe.encoders.folder.join("encode_decode.safetensors")).unwrap();
+        let recorded = |name: &str| {
+            let shape: Vec<i64> = header.tensor(name).unwrap().shape.iter().map(|size| *size as i64).collect();
+            let bytes = header.read_tensor(name).unwrap();
+            Tensor::from_data_size(&bytes, &shape, Kind::Float)
+        };
+        // diffusers decoded the unscaled latent. The VAE's own factor is 0.7.
+        let (latent_bcthw, wanted) = (recorded("decode_f3_24x40.in.latent"), recorded("decode_f3_24x40.out.video"));
+        for factor in [1.0, 0.7, 2.5] {
+            recipe.model.latent_scale = factor;
+            let scaled = latent_bcthw.permute([0, 2, 1, 3, 4]) * factor;
+            let error = (decode(&recipe, &scaled, Device::Cpu).unwrap() - &wanted).abs().max().double_value(&[]);
+            assert!(error < 1e-5, "factor {factor}: {error}");
+        }
     }
 
     #[test]

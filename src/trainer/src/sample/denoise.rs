@@ -57,8 +57,7 @@ impl<F: Family> Denoiser<'_, F> {
         let prepared = |tensor: &Tensor| upload(&tensor.to_kind(compute), device);
         let mut text = prepared(&texts.joined(&spec.texts));
         if sampler.is_guided() {
-            let negative = vec![spec.negative.clone(); spec.texts.len()];
-            text = Tensor::cat(&[&prepared(&texts.joined(&negative)), &text], 0);
+            text = Tensor::cat(&[&prepared(&texts.joined(&spec.negatives)), &text], 0);
         }
         let batch = text.size()[0];
         let conditions = conditions.iter().map(|(role, tensor)| {

@@ -175,16 +175,15 @@ fn follow(path: &Utf8Path) {
                 let world = &MeshGroups::alone().world;
                 let specs = std::slice::from_ref(spec);
                 let texts = Texts::encode(&recipe.encoders, &recipe.model, specs, world, Device::Cpu).unwrap();
-                for (embedded, want) in [
-                    (texts.joined(&spec.texts), own(&text)),
-                    (texts.joined(std::slice::from_ref(&spec.negative)), without),
-                ] {
+                for (embedded, want) in
+                    [(texts.joined(&spec.texts), own(&text)), (texts.joined(&spec.negatives), without)]
+                {
                     let error = relative(&embedded, &want);
                     assert!(error < GATE, "{path}: the text differs by {error:e}");
                 }
                 texts
             }
-            None => Texts::of([(spec.negative.clone(), without), (spec.texts[0].clone(), own(&text))]),
+            None => Texts::of([(spec.negatives[0].clone(), without), (spec.texts[0].clone(), own(&text))]),
         };
         let mut conditions = Conditions::new();
         if case.has("in.image") {

@@ -8,7 +8,6 @@ use recipe::{Encoders, Model, SampleSpec, Task};
 use rundir::Failure;
 use std::collections::BTreeSet;
 use tch::{Device, Kind, Tensor};
-use tokenizer::Tokenizer;
 
 /// The number of texts that are encoded together.
 const BATCH: usize = 4;
@@ -33,8 +32,7 @@ impl Texts {
         world: &Group,
         device: Device,
     ) -> Result<Self, Failure> {
-        let texts: BTreeSet<&String> =
-            specs.iter().flat_map(|spec| spec.texts.iter().chain([&spec.negative])).collect();
+        let texts: BTreeSet<&String> = specs.iter().flat_map(|spec| spec.texts.iter().chain(&spec.negatives)).collect();
         let texts: Vec<String> = texts.into_iter().cloned().collect();
         let encoded = match world.rank() {
             0 => encode(encoders, model, &texts, device),
@@ -68,8 +66,8 @@ impl Texts {
 }
 
 fn encode(encoders: &Encoders, model: &Model, texts: &[String], device: Device) -> Result<Tensor, Failure> {
-    dataset::check_encoders(&encoders.folder, model, Task::Sample)?;
-    let tokenizer = Tokenizer::open(&encoders.folder.join("tokenizer"))?;
+    dataset::check_encoders(encoders, model, Task::Sample)?;
+    let tokenizer = dataset::open_tokenizer(encoders)?;
     let folder = encoders.folder.join("text_encoder");
     let encoder = T5Encoder::open(&folder, compute_kind(encoders.dtype), device)?;
     let embed = |batch: &[String]| {

@@ -37,8 +37,8 @@ pub struct DataEncodeArgs {
     /// The folder of the data set. Existing latents and texts are reused
     #[arg(long, value_name = "DATA")]
     pub out: Utf8PathBuf,
-    /// The recipe, or CURRICULUM:STAGE, that will train on the data set: sets frames, height and width or the buckets, the text length, and the
-    /// condition of image-to-video and inpainting
+    /// The recipe, or CURRICULUM:STAGE, that will train on the data set: sets frames, height, width and rate or the buckets, the text length, scene
+    /// tokens, and the condition of image-to-video and inpainting
     #[arg(long = "for", value_name = "RECIPE")]
     pub recipe: Option<String>,
     /// Frames per clip: 4k + 1 [default: those of the recipe, or 49]
@@ -50,7 +50,7 @@ pub struct DataEncodeArgs {
     /// Width of the frames in pixels [default: that of the recipe, or 720]
     #[arg(long)]
     pub width: Option<usize>,
-    /// Rate at which frames are taken, per second [default: the rate of each clip]
+    /// Rate at which frames are taken, per second [default: data.fps of the recipe, or the rate of each clip]
     #[arg(long)]
     pub fps: Option<f64>,
     /// Which frames are taken: head, middle, random, stride, linspace or time@fps [default: head]
@@ -93,13 +93,13 @@ pub struct DataCheckArgs {
     pub out: Option<Utf8PathBuf>,
     #[command(flatten)]
     pub listed: ListedArgs,
-    /// The recipe, or CURRICULUM:STAGE, that will train on the clips: sets frames, height and width, or the buckets
+    /// The recipe, or CURRICULUM:STAGE, that will train on the clips: sets frames, height, width and rate, or the buckets
     #[arg(long = "for", value_name = "RECIPE", group = "length", conflicts_with_all = ["frames", "height", "width"])]
     pub recipe: Option<String>,
     /// Frames that each clip must have, for example 49 for CogVideoX
     #[arg(long, value_name = "N", group = "length")]
     pub frames: Option<usize>,
-    /// Rate at which frames are taken, per second, for example 8 for CogVideoX [default: the rate of each clip]
+    /// Rate at which frames are taken, per second, for example 8 for CogVideoX [default: data.fps of the recipe, or the rate of each clip]
     #[arg(long, value_name = "FPS")]
     pub fps: Option<f64>,
     /// Which frames are taken: head, middle, random, stride, linspace or time@fps
@@ -140,7 +140,7 @@ pub struct DataBucketsArgs {
     pub sets: Vec<String>,
     #[command(flatten)]
     pub listed: ListedArgs,
-    /// Rate at which frames are taken, per second [default: the rate of each clip]
+    /// Rate at which frames are taken, per second [default: data.fps of the recipe, or the rate of each clip]
     #[arg(long, value_name = "FPS")]
     pub fps: Option<f64>,
     /// Which frames are taken: head, middle, random, stride, linspace or time@fps [default: head]

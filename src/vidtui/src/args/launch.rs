@@ -158,8 +158,9 @@ pub struct ResumeArgs {
     pub ranks: Option<usize>,
     #[command(flatten)]
     pub nodes: NodesArgs,
-    /// Changes the number of steps
-    #[arg(long, value_name = "train.steps=N")]
+    /// Changes a key of the recipe (repeatable): data, rates, schedule, batch, mesh, samples, log. The plan shows what each change
+    /// does to the losses
+    #[arg(long, value_name = "SECTION.KEY=VALUE")]
     pub set: Vec<String>,
     #[command(flatten)]
     pub then: ThenArgs,

@@ -18,7 +18,8 @@ pub struct SampleArgs {
     /// --n negative prompt, --i first image
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub prompt: Vec<String>,
-    /// File with a prompt on each line; lines that begin with # are comments
+    /// File with a prompt on each line; lines that begin with # are comments. A .json or .jsonl file has lists of segments, as
+    /// ttt-video-dit reads them
     #[arg(long, value_name = "FILE")]
     pub prompts: Option<Utf8PathBuf>,
     /// First image of the videos, for image-to-video models: PNG, JPEG or WebP
@@ -45,7 +46,7 @@ pub struct SampleArgs {
     /// Width of the videos in pixels [default: as the model was trained]
     #[arg(long)]
     pub width: Option<usize>,
-    /// Frames per second of the mp4 [default: 8, or 16 for CogVideoX 1.5]
+    /// Frames per second of the mp4 [default: that of the training videos; for published models 8, or 16 for CogVideoX 1.5]
     #[arg(long)]
     pub fps: Option<f64>,
     /// Folder of the videos [default: samples/ in the folder of the new run]

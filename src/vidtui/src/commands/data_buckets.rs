@@ -2,7 +2,7 @@
 
 use crate::args::DataBucketsArgs;
 use crate::command_error::CommandError;
-use crate::commands::data_check::{Wanted, check_source, frame_choice};
+use crate::commands::data_check::{Wanted, check_source, frame_choice, rate};
 use crate::commands::transfer::Transfer;
 use crate::output::{self, Side, facts, table};
 use crate::workspace::Workspace;
@@ -79,7 +79,8 @@ struct ClipSet {
 pub fn run(workspace: &Workspace, args: &DataBucketsArgs) -> Result<(), CommandError> {
     let subject = workspace.subject(&args.recipe, &args.sets)?;
     let recipe = &subject.resolved().recipe;
-    let choice = frame_choice(args.fps, args.mode.unwrap_or(FrameMode::Head), args.stride.unwrap_or(1))?;
+    let fps = rate(args.fps, args.mode, args.stride, Some(recipe));
+    let choice = frame_choice(fps, args.mode.unwrap_or(FrameMode::Head), args.stride.unwrap_or(1))?;
     let assigner = Assigner::new(recipe, choice).ok_or_else(|| no_buckets(&args.recipe))?;
     let store = store_folder(&args.source).filter(|data| data.join(INDEX).is_file());
     let found = match (store, ClipManifest::is_one(&args.source)) {

@@ -21,7 +21,8 @@ const WIDTH: usize = 80;
 pub fn run(workspace: &Workspace, args: &DataCheckArgs) -> Result<(), CommandError> {
     let subject = args.recipe.as_deref().map(|recipe| workspace.subject(recipe, &[])).transpose()?;
     let trained = subject.as_ref().map(|subject| &subject.resolved().recipe);
-    let choice = frame_choice(args.fps, args.mode, args.stride)?;
+    let fps = rate(args.fps, Some(args.mode), Some(args.stride).filter(|stride| *stride > 1), trained);
+    let choice = frame_choice(fps, args.mode, args.stride)?;
     let buckets = trained.and_then(|trained| Assigner::new(trained, choice.clone()));
     let sizes = trained.filter(|_| buckets.is_none()).map(sizes_of);
     if let Some(out) = &args.out {
@@ -114,6 +115,17 @@ pub fn check_source(
 pub fn sizes_of(Recipe { model, .. }: &Recipe) -> [usize; 3] {
     let Bucket { frames, height, width } = Bucket::of_latent(model.shape());
     [frames, height, width]
+}
+
+/// Returns the rate at which frames are taken: the given one, or else that of the recipe that will train, in the modes that have a rate.
+pub fn rate(
+    given: Option<f64>,
+    mode: Option<FrameMode>,
+    stride: Option<usize>,
+    trained: Option<&Recipe>,
+) -> Option<f64> {
+    let has_rate = !matches!(mode, Some(FrameMode::Linspace | FrameMode::Stride)) && stride.is_none();
+    given.or(trained.map(|trained| trained.data.fps).filter(|fps| *fps > 0.0 && has_rate))
 }
 
 /// Returns how frames are taken from a clip, without their number.

@@ -2,7 +2,7 @@
 
 use crate::args::DataEncodeArgs;
 use crate::command_error::CommandError;
-use crate::commands::data_check::{OnStep, Wanted, check_frames, check_source, sizes_of};
+use crate::commands::data_check::{OnStep, Wanted, check_frames, check_source, rate, sizes_of};
 use crate::commands::launch;
 use crate::commands::transfer::{Step, Transfer};
 use crate::commands::typed::typed;
@@ -13,7 +13,7 @@ use dataset::check::{Checked, Report};
 use dataset::store::Plan;
 use dataset::{Assigner, ClipManifest, EncodeInputs};
 use plan::LaunchPlan;
-use recipe::{Recipe, Task, TrainerKind};
+use recipe::{Encoders, Recipe, Task, TrainerKind};
 use rundir::{ErrorCode, Failure};
 use serde_json::{Map, Value as Json};
 use std::ops::ControlFlow;
@@ -85,7 +85,8 @@ fn prepare(workspace: &Workspace, args: &DataEncodeArgs, progress: OnStep<'_>) -
     let trained = args.recipe.as_deref().map(|recipe| workspace.subject(recipe, &[])).transpose()?;
     let trained = trained.map(|subject| subject.resolved().recipe.clone());
     if let Some(trained) = trained.as_ref().filter(|trained| trained.trainer == TrainerKind::Embedded) {
-        dataset::check_encoders(&args.model, &trained.model, Task::Encode)?;
+        let encoders = Encoders { folder: args.model.clone(), ..trained.encoders.clone() };
+        dataset::check_encoders(&encoders, &trained.model, Task::Encode)?;
     }
     match trained.as_ref().is_some_and(|trained| !trained.data.buckets.is_empty()) {
         true => refuse_sizes(args)?,
@@ -205,7 +206,7 @@ fn encode_recipe(args: &DataEncodeArgs, manifest: &Utf8Path, trained: Option<&Re
         encode.extend(sizes.map(|(key, pixels)| (key.to_owned(), size(pixels))));
     }
     let given = [
-        ("fps", args.fps.map(Value::Float)),
+        ("fps", rate(args.fps, args.mode, args.stride, trained).map(Value::Float)),
         ("mode", args.mode.map(|mode| Value::String(mode.name().into()))),
         ("stride", args.stride.map(size)),
         ("crop", args.crop.clone().map(Value::String)),
@@ -216,6 +217,9 @@ fn encode_recipe(args: &DataEncodeArgs, manifest: &Utf8Path, trained: Option<&Re
     encode.extend(given.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?))));
     let mut encoders = Table::from_iter([("folder".to_owned(), path(&args.model))]);
     encoders.extend(args.dtype.clone().map(|dtype| ("dtype".to_owned(), Value::String(dtype))));
+    if trained.is_some_and(|trained| trained.encoders.scene_tokens) {
+        encoders.insert("scene_tokens".into(), Value::Boolean(true));
+    }
     let name = args.out.file_name().unwrap_or("data");
     let name: String = name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).take(32).collect();
     let mut table = Table::from_iter([

@@ -49,6 +49,7 @@ fn begin(workspace: &Workspace, run_dir: &Utf8Path, submitted: u32) -> Result<()
         checkpoints: &checkpoints,
         latest: latest.as_ref(),
         options,
+        changed: None,
     };
     let plan = match plan::job_start(&JobStartRequest { submitted, resume }, &context)? {
         JobStart::Nothing(why) => {

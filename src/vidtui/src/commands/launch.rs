@@ -9,7 +9,7 @@ use crate::documents::AttemptDocument;
 use crate::output;
 use crate::workspace::{LaunchOptions, Workspace};
 use plan::{LaunchPlan, ResumeKind, ResumeOptions};
-use rundir::{ErrorCode, Failure};
+use rundir::{ErrorCode, Failure, RunId};
 use serde_json::{Map, Value, json};
 use ui::draft::LaunchDraft;
 
@@ -35,15 +35,25 @@ fn plan(workspace: &Workspace, args: &LaunchArgs) -> Result<LaunchPlan, CommandE
 
 /// Continues a run.
 pub fn resume(workspace: &Workspace, args: &ResumeArgs) -> Result<(), CommandError> {
+    execute(workspace, &plan_resume(workspace, args)?, &args.then, Map::new())
+}
+
+/// Plans a resume with arguments of `vidtui resume` that the user typed into the console, after the run.
+pub fn plan_typed_resume(workspace: &Workspace, run: &RunId, line: &str) -> Result<LaunchPlan, CommandError> {
+    let example = "--set optimizer.lr=1e-5 --fresh-data";
+    plan_resume(workspace, &typed(&format!("{run} {line}"), "resume", example)?)
+}
+
+fn plan_resume(workspace: &Workspace, args: &ResumeArgs) -> Result<LaunchPlan, CommandError> {
     let kind = match (args.weights_only, args.fresh_data) {
         (true, _) => ResumeKind::WeightsOnly,
         (_, true) => ResumeKind::FreshData,
         _ => ResumeKind::Everything,
     };
-    let options = ResumeOptions { step: args.step, kind, steps: steps(&args.set)? };
+    let (steps, sets) = split_steps(&args.set)?;
+    let options = ResumeOptions { step: args.step, kind, steps };
     let nodes = workspace.wanted(&args.nodes);
-    let plan = workspace.plan_resume(&workspace.find(&args.run)?, args.ranks, nodes, options)?;
-    execute(workspace, &plan, &args.then, Map::new())
+    workspace.plan_resume(&workspace.find(&args.run)?, args.ranks, nodes, options, &sets)
 }
 
 /// Starts the stage that follows the stage of a run.
@@ -55,26 +65,24 @@ pub fn next(workspace: &Workspace, args: &NextArgs) -> Result<(), CommandError> 
     execute(workspace, &plan, &args.then, Map::new())
 }
 
-/// Returns the value of `train.steps`, the only key that a resume can change.
-fn steps(sets: &[String]) -> Result<Option<u64>, CommandError> {
-    let invalid = |set: &str, why: &str| {
-        let fix = "change train.steps only; for other keys, launch a new run with --init RUN";
-        Err(CommandError::request(Failure::new(
-            ErrorCode::InvalidArgument,
-            format!("cannot resume with --set {set}"),
-            why,
-            fix,
-        )))
-    };
-    let mut steps = None;
+/// Splits the value of `train.steps`, which belongs to the attempt, from the other changes.
+fn split_steps(sets: &[String]) -> Result<(Option<u64>, Vec<String>), CommandError> {
+    let (mut steps, mut others) = (None, Vec::new());
     for set in sets {
         match set.split_once('=').map(|(key, value)| (key.trim(), value.trim().parse())) {
             Some(("train.steps", Ok(number))) => steps = Some(number),
-            Some(("train.steps", Err(_))) => return invalid(set, "the number of steps is not an integer"),
-            _ => return invalid(set, "a resumed run keeps its recipe"),
+            Some(("train.steps", Err(_))) => {
+                return Err(CommandError::request(Failure::new(
+                    ErrorCode::InvalidArgument,
+                    format!("cannot resume with --set {set}"),
+                    "the number of steps is not an integer",
+                    "for example: --set train.steps=2000",
+                )));
+            }
+            _ => others.push(set.clone()),
         }
     }
-    Ok(steps)
+    Ok((steps, others))
 }
 
 /// Executes a plan, or prints it with `--dry-run`. `more` holds additional fields of the JSON document.

@@ -1,6 +1,7 @@
 //! `vidtui sample`: samples videos from the weights of a run, a checkpoint or another model.
 
 mod adapters;
+mod prompt_files;
 mod weights;
 
 use crate::args::SampleArgs;
@@ -10,8 +11,8 @@ use crate::commands::waiting;
 use crate::output;
 use crate::workspace::{Init, LaunchOptions, Subject, Workspace};
 use ::plan::LaunchPlan;
-use camino::{Utf8Path, Utf8PathBuf};
-use recipe::{Mesh, Recipe, Resolved, Task, prompt_lines};
+use camino::Utf8PathBuf;
+use recipe::{Mesh, Recipe, Resolved, Task};
 use rundir::{ErrorCode, Failure, RunDir, RunId, SampleSidecar};
 use std::collections::{BTreeMap, BTreeSet};
 use weights::SampledWeights;
@@ -72,6 +73,14 @@ fn prepare(
 ) -> Result<(Recipe, Vec<String>), CommandError> {
     let mut recipe = recipe_of(weights)?;
     let lines = fill(workspace, &mut recipe, args)?;
+    let mut warnings = Vec::new();
+    if !weights.source.latent_scale_known && !recipe.encoders.folder.as_str().is_empty() {
+        let vae = recipe.encoders.folder.join("vae");
+        recipe.model.latent_scale = ::weights::VaeConfig::open(&vae)?.0.scaling_factor;
+        let scale = recipe.model.latent_scale;
+        warnings
+            .push(format!("the weights do not record their latent scale; using {scale}, the scaling_factor of {vae}"));
+    }
     check_encoders(&recipe)?;
     if let Err(bad) = recipe.samples() {
         let place = &lines[bad.index];
@@ -85,7 +94,7 @@ fn prepare(
         )));
     }
     recipe.mesh = mesh(workspace, &recipe, args)?;
-    let mut warnings = check_inputs(&recipe, &lines)?;
+    warnings.extend(check_inputs(&recipe, &lines)?);
     warnings.extend(adapters::add(workspace, &mut recipe, &weights.source, &args.lora)?);
     Ok((recipe, warnings))
 }
@@ -163,10 +172,9 @@ fn fill(workspace: &Workspace, recipe: &mut Recipe, args: &SampleArgs) -> Result
         sample.prompts.push(prompt.clone());
     }
     if let Some(file) = &args.prompts {
-        let text = read_prompts(file)?;
-        for (line, prompt) in prompt_lines(&text) {
-            places.push(format!("line {line} of {file}"));
-            sample.prompts.push(prompt.to_owned());
+        for (place, prompt) in prompt_files::read(file)? {
+            places.push(place);
+            sample.prompts.push(prompt);
         }
     }
     if sample.prompts.is_empty() {
@@ -211,27 +219,12 @@ fn fill(workspace: &Workspace, recipe: &mut Recipe, args: &SampleArgs) -> Result
     Ok(places)
 }
 
-/// Reads a prompt file, which must be UTF-8.
-fn read_prompts(file: &Utf8Path) -> Result<String, CommandError> {
-    let bytes = std::fs::read(file).map_err(|error| rundir::Error::io("read", file, error))?;
-    String::from_utf8(bytes).map_err(|error| {
-        let good = &error.as_bytes()[..error.utf8_error().valid_up_to()];
-        let line = good.iter().filter(|&&byte| byte == b'\n').count() + 1;
-        CommandError::request(Failure::new(
-            ErrorCode::Malformed,
-            format!("cannot read the prompts of {file}"),
-            format!("line {line} is not UTF-8"),
-            format!("convert it, for example: iconv -f LATIN1 -t UTF-8 {file}"),
-        ))
-    })
-}
-
 /// Checks that the images can be read, and returns a warning for each prompt that has more tokens than the model reads.
 fn check_inputs(recipe: &Recipe, lines: &[String]) -> Result<Vec<String>, CommandError> {
     let specs = recipe.samples().unwrap_or_default();
     let images: BTreeSet<&Utf8PathBuf> = specs.iter().filter_map(|spec| spec.image.as_ref()).collect();
     images.into_iter().try_for_each(|image| video::read_image(image).map(drop))?;
-    let tokenizer = tokenizer::Tokenizer::open(&recipe.encoders.folder.join("tokenizer"))?;
+    let tokenizer = dataset::open_tokenizer(&recipe.encoders)?;
     let longest = specs.iter().map(|spec| spec.texts.iter().map(|text| tokenizer.count(text)).max().unwrap_or(0));
     let limit = recipe.model.text_len;
     let cut = longest.zip(lines).filter(|(tokens, _)| *tokens > limit);
@@ -248,7 +241,7 @@ fn check_encoders(recipe: &Recipe) -> Result<(), CommandError> {
                    encoders.folder in the recipe of the next run";
         return Err(CommandError::request(Failure::new(ErrorCode::NoWeights, "cannot sample", why, fix)));
     }
-    Ok(dataset::check_encoders(&recipe.encoders.folder, &recipe.model, Task::Sample)?)
+    Ok(dataset::check_encoders(&recipe.encoders, &recipe.model, Task::Sample)?)
 }
 
 /// Returns a mesh for the ranks of the target: the mesh of the training run if it fits, otherwise one that shards the

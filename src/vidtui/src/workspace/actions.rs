@@ -43,7 +43,7 @@ impl Workspace {
         Ok(match verb {
             RunVerb::Resume => {
                 let nodes = NodesArgs::default();
-                RunPlan::Start(Box::new(self.plan_resume(&dir, None, &nodes, ResumeOptions::default())?))
+                RunPlan::Start(Box::new(self.plan_resume(&dir, None, &nodes, ResumeOptions::default(), &[])?))
             }
             RunVerb::Stop => RunPlan::End(Box::new(self.plan_kill(&dir, KillHow::Stop)?)),
             RunVerb::Kill => RunPlan::End(Box::new(self.plan_kill(&dir, KillHow::Kill)?)),

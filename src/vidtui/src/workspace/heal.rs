@@ -130,6 +130,7 @@ impl Workspace {
             checkpoints: &checkpoints,
             latest: latest.as_ref(),
             options: ResumeOptions::default(),
+            changed: None,
         };
         plan::heal(&request, settings, context).map_err(|failure| with_left_out(failure, &left_out))
     }

@@ -1,10 +1,10 @@
 //! Plans and starts launches, resumes and next stages.
 
 use super::target::retry_or_other_nodes;
-use super::{Fitting, LaunchOptions, Workspace, curriculum};
+use super::{Fitting, LaunchOptions, Workspace, curriculum, recipe_failure};
 use crate::args::NodesArgs;
 use crate::command_error::CommandError;
-use crate::dataset::steps_of_epochs;
+use crate::dataset::{steps_of_epochs, with_frame_rate};
 use ::dataset::store::{Holder, check_no_encode};
 use camino::Utf8Path;
 use plan::{LaunchPlan, LaunchRequest, NextRequest, ResumeKind, ResumeOptions, ResumeRequest};
@@ -14,7 +14,7 @@ use rundir::{AttemptWhy, ErrorCode, Failure, Login, RunDir, RunId, StartFrom};
 impl Workspace {
     /// Plans a launch. Starts nothing.
     pub fn plan_launch(&self, options: &LaunchOptions<'_>) -> Result<LaunchPlan, CommandError> {
-        let recipe = &options.subject.resolved().recipe;
+        let recipe = &with_frame_rate(&options.subject.resolved().recipe);
         let stage = options.subject.stage();
         let init = self.weights_of(options)?;
         let target = self.target(options.ranks, options.nodes, recipe.mesh.world(), recipe.run.spares)?;
@@ -28,16 +28,31 @@ impl Workspace {
     /// Plans to continue a run. Starts nothing.
     ///
     /// * `nodes` — the node flags of this resume. By default, the run continues on its own nodes with as many ranks as before.
+    /// * `sets` — the keys of the recipe that change, as `section.key=value`.
     pub fn plan_resume(
         &self,
         dir: &RunDir,
         ranks: Option<usize>,
         nodes: &NodesArgs,
         options: ResumeOptions,
+        sets: &[String],
     ) -> Result<LaunchPlan, CommandError> {
         let (summary, facts) = self.summary(dir)?;
         let checkpoints = other_trainers::checkpoints(dir)?;
-        let recipe = summary.run.recipe()?;
+        let mut recipe = summary.run.recipe()?;
+        let mut changed = None;
+        if !sets.is_empty() {
+            let (with_sets, changes) = recipe.with_sets(&dir.run_toml(), sets).map_err(recipe_failure)?;
+            recipe = with_sets;
+            changed = (!changes.is_empty()).then(|| (recipe.clone(), changes));
+        }
+        let new_mesh = |change: &recipe::ResumeChange| change.change.key.starts_with("mesh.");
+        let ranks = match &changed {
+            Some((recipe, changes)) if changes.iter().any(new_mesh) && is_local(summary.attempt.as_ref(), nodes) => {
+                ranks.or(Some(recipe.mesh.world()))
+            }
+            _ => ranks,
+        };
         let (target, left_out) =
             self.target_of_resume(&summary.run, summary.attempt.as_ref(), ranks, nodes, recipe.run.spares)?;
         let mut context = self.context(target, Some(&recipe), nodes, left_out.clone())?;
@@ -47,8 +62,8 @@ impl Workspace {
         }
         let latest = rundir::latest_among(dir, &checkpoints);
         let latest = latest.as_ref();
-        let request =
-            ResumeRequest { run: &summary.run, dir, facts: &facts, checkpoints: &checkpoints, latest, options };
+        let checkpoints = &checkpoints[..];
+        let request = ResumeRequest { run: &summary.run, dir, facts: &facts, checkpoints, latest, options, changed };
         plan::resume(&request, &context).map_err(|failure| on_fewer_nodes(failure, &left_out, &summary.run.id).into())
     }
 
@@ -79,7 +94,10 @@ impl Workspace {
         let next = summary.run.stage.as_deref().and_then(|stage| curriculum.next_after(stage));
         let next = next.map(|next| next.name.clone());
         let stage = curriculum.stages.iter_mut().find(|stage| Some(&stage.name) == next.as_ref());
-        let fitted = stage.map_or(Ok(None), |stage| self.fit(&mut stage.resolved, fitting, nodes))?;
+        let fitted = stage.map_or(Ok(None), |stage| {
+            stage.resolved.recipe = with_frame_rate(&stage.resolved.recipe);
+            self.fit(&mut stage.resolved, fitting, nodes)
+        })?;
         let following = next.as_deref().and_then(|next| curriculum.stage(next));
         let world = following.map_or(1, |stage| stage.resolved.recipe.mesh.world());
         let recipe = following.map(|stage| &stage.resolved.recipe);
@@ -215,4 +233,10 @@ mod tests {
         let logins = with_previous_logins(&[login("ml-1", Some("ada"))], previous);
         assert_eq!(logins, [login("ml-1", Some("ada")), login("ml-2", None)]);
     }
+}
+
+/// Returns whether a resume without other flags continues on this machine alone.
+fn is_local(last: Option<&rundir::Attempt>, nodes: &NodesArgs) -> bool {
+    let has_flags = nodes.hostfile.is_some() || nodes.slurm.is_some();
+    !has_flags && last.is_some_and(|last| last.logins.is_empty() && last.slurm.is_none())
 }

@@ -102,6 +102,7 @@ fn fill(part: &RunDir, run: &Run, mapped: &Mapped, ended_s: f64, by: &str) -> Re
         start: StartFrom::Random,
         asked_step: None,
         steps: None,
+        changed: Vec::new(),
         checkpoint: None,
         waived: Vec::new(),
         mesh: Mesh { dp_replicate: 1, dp_shard: 1, tp: 1 },

@@ -1,0 +1,196 @@
+//! The keys that a resume may change, and what each change does to the losses.
+
+use crate::load::load_text;
+use crate::{Change, Recipe, RecipeError};
+use camino::Utf8Path;
+
+/// What a changed key does to a run that continues from its checkpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ResumeEffect {
+    /// The losses stay the same, bit for bit on CPUs.
+    None,
+    /// The losses stay the same up to rounding.
+    Rounding,
+    /// The losses differ from here on, because the training differs.
+    Training,
+    /// The samples of the steps change, so the data order has to restart (`--fresh-data`).
+    Data,
+    /// The tensors of the checkpoint or the meaning of its weights change, so the run cannot continue. Why.
+    Refused(&'static str),
+}
+
+impl ResumeEffect {
+    /// Returns the effect in words, as plans show it.
+    pub fn in_words(self) -> &'static str {
+        match self {
+            ResumeEffect::None => "the losses stay the same",
+            ResumeEffect::Rounding => "the losses stay the same up to rounding",
+            ResumeEffect::Training => "the losses differ from here on",
+            ResumeEffect::Data => "the data order restarts",
+            ResumeEffect::Refused(why) => why,
+        }
+    }
+}
+
+const WEIGHTS: ResumeEffect = ResumeEffect::Refused("the weights of the checkpoint belong to the old value");
+const STATE: ResumeEffect = ResumeEffect::Refused("the checkpoint has the optimizer's state of the old value");
+const TENSORS: ResumeEffect = ResumeEffect::Refused("the checkpoint has the tensors of the old value");
+const IDENTITY: ResumeEffect = ResumeEffect::Refused("it would be another run");
+
+/// The effects by key or by prefix that ends in a dot; the first that matches applies.
+const EFFECTS: &[(&str, ResumeEffect)] = &[
+    ("name", IDENTITY),
+    ("task", IDENTITY),
+    ("trainer", IDENTITY),
+    ("command.adapter", IDENTITY),
+    ("command.output", ResumeEffect::Refused("the checkpoints of the run are in the old folder")),
+    ("command.", ResumeEffect::Training),
+    ("env.", ResumeEffect::None),
+    ("model.", WEIGHTS),
+    ("condition.kind", WEIGHTS),
+    ("condition.image_noise", ResumeEffect::Data),
+    ("condition.masks", ResumeEffect::Data),
+    ("condition.draws", ResumeEffect::Data),
+    ("condition.", ResumeEffect::Training),
+    ("lora.dropout", ResumeEffect::Training),
+    ("lora.", TENSORS),
+    ("data.max_unused", ResumeEffect::None),
+    ("data.readers", ResumeEffect::None),
+    ("data.fps", ResumeEffect::None),
+    ("data.", ResumeEffect::Data),
+    ("encoders.", ResumeEffect::None),
+    ("encode.", IDENTITY),
+    (
+        "train.epochs",
+        ResumeEffect::Refused("the number of steps was computed from it at the launch; change train.steps"),
+    ),
+    ("train.seed", ResumeEffect::Refused("the seed is in the checkpoint, and --fresh-data draws a new one")),
+    ("train.trainable", TENSORS),
+    ("train.frozen", TENSORS),
+    ("train.frozen_dtype", TENSORS),
+    ("train.dtype", TENSORS),
+    ("train.global_batch", ResumeEffect::Data),
+    ("train.grad_accum", ResumeEffect::Rounding),
+    ("train.text_dropout", ResumeEffect::Training),
+    ("train.steps", ResumeEffect::Training),
+    ("train.device", ResumeEffect::Rounding),
+    ("train.threads", ResumeEffect::Rounding),
+    ("train.ttt_scan", ResumeEffect::Rounding),
+    ("train.fused", ResumeEffect::Rounding),
+    ("train.tp_pieces", ResumeEffect::Rounding),
+    ("train.accumulate", ResumeEffect::Rounding),
+    ("train.", ResumeEffect::None),
+    ("loss.", ResumeEffect::Training),
+    ("optimizer.kind", STATE),
+    ("optimizer.", ResumeEffect::Training),
+    ("ema.device", ResumeEffect::None),
+    ("ema.", ResumeEffect::Training),
+    ("mesh.", ResumeEffect::Rounding),
+    ("remat.", ResumeEffect::Rounding),
+    ("memory.", ResumeEffect::None),
+    ("checkpoint.", ResumeEffect::None),
+    ("log.", ResumeEffect::None),
+    ("sample.", ResumeEffect::None),
+    ("run.", ResumeEffect::None),
+];
+
+/// Returns what a changed key does to a resumed run.
+pub fn resume_effect(key: &str) -> ResumeEffect {
+    let of = |(path, effect): &(&str, ResumeEffect)| {
+        let applies = if path.ends_with('.') { key.starts_with(path) } else { key == *path };
+        applies.then_some(*effect)
+    };
+    EFFECTS.iter().find_map(of).unwrap_or(IDENTITY)
+}
+
+/// A key that a resume changes.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ResumeChange {
+    /// The key with its old and its new value.
+    pub change: Change,
+    /// What the change does.
+    pub effect: ResumeEffect,
+}
+
+impl Recipe {
+    /// Returns the recipe with the `--set` flags in `sets` applied, and the keys that differ. `file` is the file of the recipe, for errors.
+    ///
+    /// # Errors
+    /// When a flag is malformed, a key is unknown or does not apply to the task, or a rule between keys does not hold.
+    pub fn with_sets(&self, file: &Utf8Path, sets: &[String]) -> Result<(Recipe, Vec<ResumeChange>), RecipeError> {
+        let mut before = self.to_table();
+        let flat = flattened(&before);
+        if let Some(train) =
+            before.get_mut("train").and_then(toml::Value::as_table_mut).filter(|_| self.train.epochs > 0)
+        {
+            // The length of this recipe is in epochs.
+            train.remove("steps");
+        }
+        let text = toml::to_string(&before).expect("a recipe has a TOML form");
+        let changed = load_text(file, &text, sets)?.recipe;
+        let after = flattened(&changed.to_table());
+        let of = |(key, to): (String, String)| {
+            let from = flat.iter().find(|(old, _)| *old == key).map(|(_, value)| value.clone());
+            let differs = from.as_ref() != Some(&to);
+            let effect = resume_effect(&key);
+            differs.then(|| ResumeChange { change: Change { key, from, to }, effect })
+        };
+        let changes = after.into_iter().filter_map(of).collect();
+        Ok((changed, changes))
+    }
+}
+
+/// Returns the keys of a recipe with their values as TOML.
+fn flattened(table: &toml::Table) -> Vec<(String, String)> {
+    let keys = |(section, value): (&String, &toml::Value)| match value {
+        toml::Value::Table(keys) => {
+            keys.iter().map(|(key, value)| (format!("{section}.{key}"), value.to_string())).collect()
+        }
+        value => vec![(section.clone(), value.to_string())],
+    };
+    table.iter().flat_map(keys).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::SCHEMA;
+
+    fn minimal() -> Recipe {
+        crate::load("../../tests/fixtures/configs/valid/minimal.toml".into(), &[]).unwrap().recipe
+    }
+
+    #[test]
+    fn every_key_of_a_recipe_has_an_effect_of_its_own_decision() {
+        for key in SCHEMA {
+            let is_listed = EFFECTS
+                .iter()
+                .any(|(path, _)| if path.ends_with('.') { key.path.starts_with(path) } else { key.path == *path });
+            assert!(is_listed, "{} has no effect in the table", key.path);
+        }
+        let unknown: Vec<_> = EFFECTS
+            .iter()
+            .map(|(path, _)| *path)
+            .filter(|path| !path.ends_with('.') && SCHEMA.iter().all(|key| key.path != *path))
+            .collect();
+        assert_eq!(unknown, [""; 0]);
+    }
+
+    #[test]
+    fn sets_change_only_the_keys_that_they_name() {
+        let sets = ["optimizer.lr=1e-5".to_owned(), "log.interval=7".to_owned(), "train.seed=42".to_owned()];
+        let (recipe, changes) = minimal().with_sets("run.toml".into(), &sets).unwrap();
+        assert_eq!((recipe.optimizer.lr, recipe.log.interval), (1e-5, 7));
+        let of = |change: &ResumeChange| (change.change.key.clone(), change.change.to.clone(), change.effect);
+        assert_eq!(
+            changes.iter().map(of).collect::<Vec<_>>(),
+            [
+                ("log.interval".to_owned(), "7".to_owned(), ResumeEffect::None),
+                ("optimizer.lr".to_owned(), "1e-5".to_owned(), ResumeEffect::Training),
+            ]
+        );
+        assert_eq!(minimal().with_sets("run.toml".into(), &[]).unwrap(), (minimal(), Vec::new()));
+        assert!(minimal().with_sets("run.toml".into(), &["optimizer.rate=1".into()]).is_err());
+        assert!(minimal().with_sets("run.toml".into(), &["model.num_heads=3".into(), "mesh.tp=2".into()]).is_err());
+    }
+}
