@@ -62,7 +62,7 @@ fn every_failed_check_has_its_node_and_code_and_can_be_waived() {
     let want = [
         ("clock", "node02", ErrorCode::ClockSkew),
         ("gpu-processes", "node01", ErrorCode::CheckFailed),
-        ("node", "node04", ErrorCode::HostKey),
+        ("node", "node04", ErrorCode::HostKeyChanged),
     ];
     assert_eq!(failed, want.map(|(id, node, code)| (id.to_owned(), node.to_owned(), code)));
 

@@ -264,7 +264,7 @@ fn with_json_a_failure_is_one_json_object_with_a_stable_code() {
         (&["stages", "configs"], "not-found"),
         (&["launch", "configs/small:middle"], "unknown-stage"),
         (&["launch", "configs/small/short.toml", "--hostfile", "none.txt"], "not-found"),
-        (&["resume", "latest", "--set", "train.seed=1"], "invalid-argument"),
+        (&["resume", "latest", "--set", "train.steps=many"], "invalid-argument"),
         (&["nodes", "--sort", "colour"], "unknown-name"),
         (&["inspect", "nowhere"], "not-found"),
     ];

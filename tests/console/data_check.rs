@@ -34,6 +34,28 @@ fn a_folder_of_videos_becomes_a_manifest() {
 }
 
 #[test]
+fn a_folder_of_frames_per_clip_becomes_a_manifest() {
+    let site = TestSite::new();
+    let cache = site.root.join("cache");
+    let site = site.with("XDG_CACHE_HOME", cache.as_str());
+    site.write("clips/a.txt", "a ball rolls to the left");
+    std::fs::create_dir(site.root.join("clips/a")).unwrap();
+    let mut ffmpeg = Command::new("ffmpeg");
+    ffmpeg.args(["-v", "error", "-f", "lavfi", "-i", "testsrc2=size=64x48:rate=25", "-frames:v", "12"]);
+    assert!(ffmpeg.arg(site.root.join("clips/a/%d.png")).status().unwrap().success());
+    let check = ["data", "check", "clips", "--frames", "9", "--fps", "8", "--out", "clips.jsonl", "--json"];
+    let report = &site.json(&check)["report"];
+    assert_eq!((&report["layout"], &report["frame_folders"]), (&"frames".into(), &1.into()));
+    let manifest = dataset::ClipManifest::read(&site.root.join("clips.jsonl")).unwrap();
+    let clip = &manifest.clips[0];
+    assert_eq!((clip.id.as_str(), clip.frames, clip.fps, clip.duration_s), ("a", 12, 8.0, 1.5));
+    // 12 frames at 8 per second are as many as 12 frames at 25 per second.
+    let many = ["data", "check", "clips", "--frames", "13", "--fps", "25"];
+    assert_eq!(site.error(&many), (1, "too-many-dropped".into()));
+    site.succeeds(&["data", "check", "clips", "--layout", "frames", "--frames", "9", "--fps", "25"]);
+}
+
+#[test]
 fn more_dropped_clips_than_accepted_fail_and_the_manifest_lists_them() {
     let site = site();
     let short = ["data", "check", "clips", "--frames", "49", "--fps", "25", "--out", "clips.jsonl"];

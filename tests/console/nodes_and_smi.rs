@@ -74,7 +74,7 @@ fn nodes_are_listed_with_the_unreachable_ones() {
     let hostfile = rig.hostfile();
     let listed = vidtui(&rig, &["nodes", "--hostfile", hostfile.as_str(), "--sort", "faults"]);
     let lines: Vec<&str> = listed.lines().collect();
-    assert!(lines[1].starts_with("node02  unreachable"), "{listed}");
+    assert!(lines[1].starts_with("node02  refused") && lines[1].contains("; hint: "), "{listed}");
     assert!(lines[2].starts_with("node03  fault"), "{listed}");
     let document = vidtui(&rig, &["nodes", "--hostfile", hostfile.as_str(), "--json"]);
     let document: serde_json::Value = serde_json::from_str(&document).unwrap();
@@ -82,6 +82,7 @@ fn nodes_are_listed_with_the_unreachable_ones() {
     assert_eq!((summary["up"].as_u64(), summary["gpus"].as_u64()), (Some(2), Some(4)));
     assert_eq!((nodes[2]["node"].as_str(), nodes[2]["faults"][0]["gpu"].as_u64()), (Some("node03"), Some(1)));
     assert_eq!((nodes[1]["state"].as_str(), nodes[1]["gpus"].as_u64()), (Some("unreachable"), Some(0)));
+    assert_eq!(nodes[1]["failure"]["code"].as_str(), Some("connection-refused"));
     assert!(nodes[0]["power_w_mean"].as_f64().is_some() && nodes[0]["gpu"][1]["temp_c"].as_f64().is_some());
 
     let smi = vidtui(&rig, &["smi", "node03", "--hostfile", hostfile.as_str()]);

@@ -168,7 +168,7 @@ fn sample_a_story(site: &TestSite) {
     assert_eq!(sample["prompt"], "a grey rabbit yawns<end_scene> || <start_scene>it sleeps || it wakes");
     assert_eq!(
         (&sample["negative"], &sample["frames"], &sample["fps"]),
-        (&"|| blurry ||".into(), &145.into(), &16.0.into())
+        (&" || blurry || ".into(), &145.into(), &16.0.into())
     );
     let probe = video::probe(made["videos"][0]["path"].as_str().unwrap().into()).unwrap();
     assert_eq!((probe.height, probe.width, probe.fps), (SIZE[0], SIZE[1], 16.0));

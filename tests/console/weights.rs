@@ -83,6 +83,33 @@ fn invalid_conversions_have_hints() {
 }
 
 #[test]
+fn values_that_are_not_finite_are_listed_and_refused() {
+    let site = TestSite::new();
+    let folder = site.root.join("broken");
+    fs::create_dir(&folder).unwrap();
+    for file in model().read_dir_utf8().unwrap() {
+        let file = file.unwrap();
+        fs::copy(file.path(), folder.join(file.file_name())).unwrap();
+    }
+    let name = "proj_out.bias";
+    let mut files = folder.read_dir_utf8().unwrap().map(|file| file.unwrap().into_path());
+    let shard = files.find(|file| weights::Header::read(file).is_ok_and(|header| header.tensor(name).is_ok())).unwrap();
+    let at = weights::Header::read(&shard).unwrap().tensors[name].begin as usize;
+    let mut bytes = fs::read(&shard).unwrap();
+    bytes[at..at + 4].copy_from_slice(&f32::NAN.to_le_bytes());
+    fs::write(&shard, bytes).unwrap();
+    let convert = ["convert", "broken", "inner", "--to", "internal"];
+    assert_eq!(site.error(&convert), (1, "not-finite".to_owned()));
+    assert!(!site.root.join("inner").exists());
+    let done = site.json(&[&convert[..], &["--allow-not-finite", "--json"]].concat());
+    assert_eq!(done["not_finite"], serde_json::json!([{ "tensor": name, "values": 1 }]));
+    let seen = site.json(&["inspect", "broken", "--values", "--json"]);
+    let row = seen["tensors"].as_array().unwrap().iter().find(|row| row["name"] == name).unwrap();
+    assert_eq!((&row["stats"]["nan"], &row["stats"]["infinite"]), (&1.into(), &0.into()));
+    assert!(site.succeeds(&["inspect", "broken", "--values"]).contains("proj_out.bias (1)"));
+}
+
+#[test]
 fn the_trainer_starts_from_converted_weights_and_its_checkpoint_converts_back() {
     let Some(trainer) = trainer() else {
         eprintln!("skipped: no vidtui-train; `cargo xtask test` builds it");

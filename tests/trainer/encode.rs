@@ -33,12 +33,17 @@ fn manifest(scene: &Scene, clips: usize) -> Option<Utf8PathBuf> {
         }
         fs::write(path.with_extension("txt"), format!("pattern {}", clip / 2)).unwrap();
     }
+    Some(checked(scene, folder))
+}
+
+/// Checks a folder of clips, and returns the manifest.
+fn checked(scene: &Scene, folder: Utf8PathBuf) -> Utf8PathBuf {
     let source = dataset::SourceRequest { source: folder, ..dataset::SourceRequest::default() };
     let request = dataset::check::CheckRequest { cache: None, ..dataset::check::CheckRequest::new(source) };
     let checked = dataset::check::check(&request, &mut |_| ControlFlow::Continue(())).unwrap();
     let path = scene.path.join("manifest.jsonl");
     checked.manifest.write(&path).unwrap();
-    Some(path)
+    path
 }
 
 /// Starts to encode into a folder of the scene.
@@ -130,6 +135,30 @@ fn image_to_video_and_inpainting_train_on_an_encoded_data_set() {
     assert_eq!(roles, ["known", "known.1", "masked", "masked.1"]);
     let trained = train(&scene, "inpaint", "inpaint", &[&inpaint[..], &["model.in_channels=9"]].concat()).finish();
     assert!(losses(&trained).iter().all(|loss| loss.is_finite()));
+}
+
+#[test]
+fn folders_of_frames_are_encoded_without_ffmpeg_and_one_that_changed_after_the_check_is_left_out() {
+    let scene = Scene::new();
+    let folder = scene.path.join("clips");
+    let write = |clip: &str, number: u8, grey: u8| {
+        let frames = video::Frames { width: 48, height: 32, count: 1, rgb: vec![grey; 48 * 32 * 3] };
+        video::write_png(&folder.join(format!("{clip}/{number}.png")), &frames, 0).unwrap();
+    };
+    for (clip, grey) in [("a", 0), ("b", 50)] {
+        fs::create_dir_all(folder.join(clip)).unwrap();
+        (0..12).for_each(|number| write(clip, number, grey + number));
+        fs::write(folder.join(format!("{clip}.txt")), format!("a grey room, {clip}")).unwrap();
+    }
+    let manifest = checked(&scene, folder.clone());
+    fs::write(folder.join("b/3.png"), "another picture").unwrap();
+    let none = ["VIDTUI_FFMPEG", "VIDTUI_FFPROBE"].map(|name| (name, "/nonesuch".to_owned())).to_vec();
+    let run = encode_with(&scene, &manifest, ("frames", 1), &[], none).finish();
+    assert_eq!(failed(&run), [("b".to_owned(), ErrorCode::InvalidDataset)]);
+    let [clip] = &lines(&scene.path.join("frames"))[..] else { panic!("one clip is encoded") };
+    assert_eq!(clip.id, "a");
+    // Consecutive frames, at the rate of the encode.
+    assert_eq!(clip.times, (0..9).map(|k| f64::from(k) / 8.0).collect::<Vec<_>>());
 }
 
 /// Returns how many items wait for probing, decoding, the VAE and the text encoder of rank 0.

@@ -327,6 +327,7 @@ impl RunUnderTest {
                 checkpoint: None,
                 waived: Vec::new(),
                 steps: self.steps,
+                changed: Vec::new(),
                 mesh,
                 placement,
                 logins: Vec::new(),

@@ -9,7 +9,7 @@ use cluster::fault::{Fault, FaultSeverity, faults};
 use cluster::probe::Frame;
 use cluster::slurm::SlurmNode;
 use cluster::{GpuSample, LinkKind, Node, NodeId, Rate, Reading};
-use rundir::{Failure, NodeSample, RunId};
+use rundir::{ErrorCode, Failure, NodeSample, RunId};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap};
 
@@ -380,6 +380,7 @@ impl Fleet {
             wanted.is_empty()
                 || view.node.id.as_str().to_lowercase().contains(&wanted)
                 || view.condition(now).word().contains(&wanted)
+                || view.state(now).contains(&wanted)
                 || view.slurm.as_ref().is_some_and(|slurm| slurm.state.to_string().contains(&wanted))
                 || view.faults.iter().any(|fault| fault.what.to_lowercase().contains(&wanted))
         };
@@ -521,6 +522,22 @@ impl NodeView {
             (Link::Up, Some(FaultSeverity::Bad)) => NodeHealth::Faulty,
             (Link::Up, Some(FaultSeverity::Warn)) => NodeHealth::Warned,
             (Link::Up, None) => NodeHealth::Well,
+        }
+    }
+
+    /// Returns the state of the node in one or two words: its condition, or why it cannot be reached.
+    pub fn state(&self, now: f64) -> &'static str {
+        match &self.link {
+            Link::Unreachable { why, .. } => match why.code {
+                ErrorCode::NoAddress => "no address",
+                ErrorCode::ConnectionRefused => "refused",
+                ErrorCode::HostKeyChanged => "key changed",
+                ErrorCode::HostKeyUnknown => "key unknown",
+                ErrorCode::NoAnswer => "no answer",
+                ErrorCode::LoginRefused => "login failed",
+                _ => NodeHealth::Unreachable.word(),
+            },
+            Link::Connecting | Link::Up => self.condition(now).word(),
         }
     }
 

@@ -36,7 +36,7 @@ impl Drop for Handle {
 }
 
 impl Store {
-    /// Connects to the store at `host:port`, and serves it if `is_server`.
+    /// Connects to the store at a name or address and a port, and serves it if `is_server`.
     ///
     /// On a client, returns once the server accepts connections. On the server, returns once all `world_size` ranks, including
     /// its own, are connected.
@@ -45,8 +45,8 @@ impl Store {
     /// The connection takes longer than `timeout`, or the server's port is in use. `timeout` is also the limit of later waits.
     pub fn tcp(host: &str, port: u16, world_size: usize, is_server: bool, timeout: Duration) -> Result<Self> {
         let doing = || match is_server {
-            true => format!("serve the store of {world_size} ranks at {host}:{port}"),
-            false => format!("reach the store at {host}:{port}"),
+            true => format!("serve the store of {world_size} ranks at {host} port {port}"),
+            false => format!("reach the store at {host} port {port}"),
         };
         let host_c = c_text(host, doing)?;
         let timeout = if is_server { timeout } else { await_server(host, port, timeout, doing)? };
@@ -147,7 +147,7 @@ impl Store {
     }
 }
 
-/// Waits until a server accepts connections at `host:port`, and returns the remaining part of `timeout`.
+/// Waits until a server accepts connections at a name or address and a port, and returns the remaining part of `timeout`.
 ///
 /// TCPStore can wait too, but it retries only every one or two seconds and logs many lines each time.
 fn await_server(host: &str, port: u16, timeout: Duration, doing: impl FnOnce() -> String) -> Result<Duration> {

@@ -56,7 +56,7 @@ fn a_wrong_port_is_a_readable_error() {
     let error =
         Store::tcp("127.0.0.2", port, 2, false, Duration::from_secs(1)).err().expect("no process listens there");
     let Error::Torch { doing, .. } = &error else { panic!("{error}") };
-    assert!(doing.contains(&format!("127.0.0.2:{port}")), "{error}");
+    assert!(doing.contains(&format!("127.0.0.2 port {port}")), "{error}");
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 use crate::hostlist::{self, HostlistError};
+use crate::node::shortest_ipv6;
 use crate::{Node, NodeId};
 
 /// The nodes of a hostfile, in its order. Rank 0 runs on the first.
@@ -18,10 +19,14 @@ use crate::{Node, NodeId};
 /// me@gpu31                            # the user of SSH
 /// me@gpu32:2222                       # the user and the port of SSH
 /// gpu33:port=2222 slots=8             # the port without a user
+/// 2001:db8::7 slots=8                 # an IPv6 address
+/// me@[2001:db8::8]:2222 slots=8       # an IPv6 address and the port
+/// fe80::9%eth0                        # an IPv6 address with its zone
 /// ```
 ///
-/// A number after a colon is the number of slots, as in MPI, unless the address has a user or the number follows `port=`. 22 and
-/// numbers of slots above 256 look like ports and are refused with a hint.
+/// A number after a colon is the number of slots, as in MPI, unless the address has a user, is in brackets, or the number follows
+/// `port=`. 22 and numbers of slots above 256 look like ports and are refused with a hint. A name with two colons is an IPv6 address,
+/// so that the port of such an address needs brackets or `port=`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hostfile {
     /// The nodes.
@@ -166,7 +171,8 @@ fn read_line(line: &str) -> Result<Vec<Entry>, Wrong> {
     }
     let names = hostlist::expand(list).map_err(|e| (e.to_string(), fix_of(&e)))?;
     let entry = |name: String| {
-        let node = NodeId::new(name).map_err(|e| (e.to_string(), "write a name that `ssh` accepts".to_owned()))?;
+        let fix = if name.contains(':') { IPV6_FIX } else { "write a name that `ssh` accepts" };
+        let node = NodeId::new(name).map_err(|e| (e.to_string(), fix.to_owned()))?;
         Ok(Entry { node, slots, user: user.map(Into::into), port, line: 0 })
     };
     names.into_iter().map(entry).collect()
@@ -178,6 +184,9 @@ fn without_comment(line: &str) -> &str {
     let comment = line.match_indices('#').map(|(at, _)| at).find(begins);
     &line[..comment.unwrap_or(line.len())]
 }
+
+/// The hint for text with several colons that is not an IPv6 address.
+const IPV6_FIX: &str = "write `2001:db8::1`, or with a port `[2001:db8::1]:2222`; other names have at most one colon";
 
 /// The first word of a line: `user@list:number`.
 struct Address<'a> {
@@ -193,14 +202,26 @@ fn read_address(word: &str) -> Result<Address<'_>, Wrong> {
         Some((user, _)) => return wrong(format!("{user:?} is not a user name"), "write `user@node`"),
         None => (None, word),
     };
-    let Some((list, number)) = rest.split_once(':') else {
-        return Ok(Address { user, list: rest, slots: None, port: None });
-    };
-    if number.contains(':') {
-        let fix = "define a name for the node in ~/.ssh/config, with the address as its HostName";
-        return wrong(format!("{word:?} has more than one colon"), fix);
+    let whole = Address { user, list: rest, slots: None, port: None };
+    // Brackets without a colon contain ranges.
+    let in_brackets = rest.strip_prefix('[').and_then(|rest| rest.split_once(']'));
+    if let Some((address, after)) = in_brackets.filter(|(address, _)| address.contains(':')) {
+        if shortest_ipv6(address).is_none() {
+            return wrong(format!("{address:?} is not an IPv6 address"), IPV6_FIX);
+        }
+        let port = match after.strip_prefix(':') {
+            Some(port) => Some(read_port(port.strip_prefix("port=").unwrap_or(port))?),
+            None if after.is_empty() => None,
+            None => return wrong(format!("{word:?} has text after the brackets"), IPV6_FIX),
+        };
+        return Ok(Address { list: address, port, ..whole });
     }
-    let address = Address { user, list, slots: None, port: None };
+    let Some((list, number)) = rest.split_once(':') else { return Ok(whole) };
+    // Only an IPv6 address has two colons.
+    if number.contains(':') {
+        return Ok(whole);
+    }
+    let address = Address { list, ..whole };
     if let Some(port) = number.strip_prefix("port=") {
         return Ok(Address { port: Some(read_port(port)?), ..address });
     }
@@ -278,6 +299,18 @@ mod tests {
             ("me@gpu01:2222 slots=8\r", "gpu01 slots 8 user me port 2222"),
             ("gpu01:port=2222", "gpu01 slots - user - port 2222"),
             ("gpu01 port=22 slots=4", "gpu01 slots 4 user - port 22"),
+            ("::1 slots=2", "::1 slots 2 user - port -"),
+            ("2001:db8::1", "2001:db8::1 slots - user - port -"),
+            ("2001:DB8:0:0::1 slots=8 max_slots=16", "2001:db8::1 slots 8 user - port -"),
+            ("[::1]", "::1 slots - user - port -"),
+            ("[2001:db8::1]:22 slots=8", "2001:db8::1 slots 8 user - port 22"),
+            ("[2001:db8::1]:port=2222", "2001:db8::1 slots - user - port 2222"),
+            ("2001:db8::1 port=2222", "2001:db8::1 slots - user - port 2222"),
+            ("me@::1", "::1 slots - user me port -"),
+            ("me@[::1]:2222", "::1 slots - user me port 2222"),
+            ("fe80::1%eth0", "fe80::1%eth0 slots - user - port -"),
+            ("[fe80::1%eth0]:22", "fe80::1%eth0 slots - user - port 22"),
+            ("::ffff:10.0.0.7", "::ffff:10.0.0.7 slots - user - port -"),
         ];
         for (line, entry) in cases {
             assert_eq!(shown(line), [entry], "{line}");
@@ -298,6 +331,14 @@ mod tests {
         let lines: Vec<usize> =
             Hostfile::parse("# ours\na[1-2]\n\nb").unwrap().entries.iter().map(|e| e.line).collect();
         assert_eq!(lines, [2, 2, 4]);
+    }
+
+    #[test]
+    fn a_range_of_ipv6_addresses_is_read() {
+        assert_eq!(
+            shown("me@2001:db8::[9-10] slots=8"),
+            ["2001:db8::9 slots 8 user me port -", "2001:db8::10 slots 8 user me port -"]
+        );
     }
 
     #[test]
@@ -332,7 +373,11 @@ mod tests {
             "@gpu01",
             "-oProxyCommand=x@gpu01",
             "gpu/01",
-            "[::1]",
+            "[::g]",
+            "[::1]8",
+            "[::1]:eight",
+            "gpu01:8:2",
+            "::1\n[0::1] slots=8",
             "a,,b",
         ];
         let reports = mistakes.map(|text| {
@@ -354,6 +399,14 @@ mod tests {
         assert_eq!(names("login,gpu[01-02]", "").unwrap(), "gpu01 gpu02 login");
         assert_eq!(names("", "login").unwrap(), "gpu01 gpu02 gpu03 gpu04");
         assert_eq!(names("gpu[01-03]", "gpu02").unwrap(), "gpu01 gpu03");
+        let file = Hostfile::parse("gpu01\n[2001:db8::1]:2222\n2001:db8::2\nfe80::1%eth0").unwrap();
+        let names_of = |include: &str| {
+            let selected = file.select(&Filter { include: Some(include.to_owned()), exclude: None }).unwrap();
+            selected.entries.iter().map(|e| e.node.to_string()).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(names_of("[2001:db8::1],gpu01"), "gpu01 2001:db8::1");
+        assert_eq!(names_of("2001:DB8:0::[1-2]"), "2001:db8::1 2001:db8::2");
+        assert_eq!(names_of("fe80::1%eth0"), "fe80::1%eth0");
         let errors = [("gpu09", ""), ("", "gpu[1-x]"), ("gpu01", "gpu01")].map(|(include, exclude)| {
             let error = names(include, exclude).unwrap_err();
             format!("{error} | {}", error.fix)
@@ -393,6 +446,18 @@ mod tests {
             for (entry, (name, (_, slots, user, port))) in read.iter().zip(&entries) {
                 prop_assert_eq!((entry.node.as_str(), entry.slots, &entry.user, entry.port), (name.as_str(), *slots, user, *port));
             }
+        }
+
+        #[test]
+        fn an_ipv6_address_survives_a_round_trip(bits in any::<u128>(), zone in prop::option::of("[a-z][a-z0-9.-]{0,8}"), slots in prop::option::of(1usize..=256),
+                                                  user in prop::option::of("[a-z][a-z0-9_-]{0,6}"), port in prop::option::of(1u16..)) {
+            let address = std::net::Ipv6Addr::from(bits);
+            let name = zone.map_or(address.to_string(), |zone| format!("{address}%{zone}"));
+            let mut text = user.as_ref().map_or(String::new(), |user| format!("{user}@"));
+            text += &port.map_or(name.clone(), |port| format!("[{name}]:{port}"));
+            text += &slots.map_or(String::new(), |slots| format!(" slots={slots}"));
+            let read = Hostfile::parse(&text).unwrap().entries.remove(0);
+            prop_assert_eq!((read.node.as_str(), read.slots, read.user, read.port), (name.as_str(), slots, user, port));
         }
 
         #[test]

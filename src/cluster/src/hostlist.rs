@@ -1,5 +1,7 @@
 //! Slurm's notation for lists of names: `gpu[001-024,030],login`.
 
+use crate::node::shortest_ipv6;
+
 /// The maximum number of names in a list. A longer list is probably a typing mistake, and would use much memory.
 const MAX_NAMES: usize = 65_536;
 
@@ -41,7 +43,7 @@ pub enum HostlistError {
 /// Returns the names of a list, in its order.
 ///
 /// Numbers are as wide as the first number of their range: `gpu[008-010]` is gpu008, gpu009, gpu010. A name may contain several
-/// brackets.
+/// brackets. An IPv6 address, in brackets or not, becomes its shortest form without brackets.
 ///
 /// # Errors
 /// A name is missing, brackets do not match, a range is not valid, or the list has too many names.
@@ -81,6 +83,10 @@ fn expand_item(item: &str, list: &str) -> Result<Vec<String>, HostlistError> {
     if item.is_empty() {
         return Err(HostlistError::NoName { list: list.into() });
     }
+    // Other brackets contain ranges.
+    if let Some(address) = item.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).and_then(shortest_ipv6) {
+        return Ok(vec![address]);
+    }
     let mut names = vec![String::new()];
     let mut rest = item;
     while let Some((before, after)) = rest.split_once('[') {
@@ -96,7 +102,12 @@ fn expand_item(item: &str, list: &str) -> Result<Vec<String>, HostlistError> {
         names = names.iter().flat_map(with).collect();
         rest = after;
     }
-    names.iter_mut().for_each(|name| name.push_str(rest));
+    for name in &mut names {
+        name.push_str(rest);
+        if let Some(address) = shortest_ipv6(name.as_str()) {
+            *name = address;
+        }
+    }
     Ok(names)
 }
 
@@ -190,6 +201,10 @@ mod tests {
             ("rack[1-2]-n[01-02].lan", "rack1-n01.lan rack1-n02.lan rack2-n01.lan rack2-n02.lan"),
             ("a, b", "a b"),
             ("[1-2]", "1 2"),
+            ("::1", "::1"),
+            ("[::1],gpu[1-2],2001:DB8:0::7", "::1 gpu1 gpu2 2001:db8::7"),
+            ("[fe80::1%eth0]", "fe80::1%eth0"),
+            ("2001:db8::[9-10]", "2001:db8::9 2001:db8::10"),
         ];
         for (list, names) in cases {
             assert_eq!(expand(list).unwrap().join(" "), names, "{list}");
@@ -199,7 +214,7 @@ mod tests {
     #[test]
     fn an_invalid_list_is_refused_with_the_part_that_is_wrong() {
         let refused = |list: &str| expand(list).unwrap_err().to_string();
-        let lists = ["", "a,,b", "gpu[1-3", "gpu1-3]", "gpu[[1]]", "gpu[]", "gpu[1-]", "gpu[a-b]", "gpu[9-1]"];
+        let lists = ["", "a,,b", "gpu[1-3", "gpu1-3]", "gpu[[1]]", "gpu[]", "gpu[1-]", "gpu[a-b]", "gpu[9-1]", "[::g]"];
         insta::assert_snapshot!(lists.map(refused).join("\n"), @r#"
         a name is missing in ""
         a name is missing in "a,,b"
@@ -210,6 +225,7 @@ mod tests {
         "1-" is not a number or a range such as 001-024
         "a-b" is not a number or a range such as 001-024
         the range 9-1 is in descending order
+        "::g" is not a number or a range such as 001-024
         "#);
     }
 
@@ -232,6 +248,7 @@ mod tests {
             ("gpu09 gpu10 gpu011", "gpu[09-10,011]"),
             ("a1 b1 a2", "a1,b1,a2"),
             ("one", "one"),
+            ("2001:db8::9 2001:db8::10 ::1", "2001:db8::[9-10],::1"),
             ("", ""),
         ];
         for (names, list) in cases {
@@ -242,6 +259,12 @@ mod tests {
     proptest! {
         #[test]
         fn compressed_names_can_be_expanded(names in prop::collection::vec("[a-z.-]{0,3}[0-9]{0,3}[a-z]?[0-9]{1,2}|[a-z]{1,4}", 1..40)) {
+            prop_assert_eq!(expand(&compress(&names)).unwrap(), names);
+        }
+
+        #[test]
+        fn compressed_addresses_can_be_expanded(addresses in prop::collection::vec(any::<u128>(), 1..20)) {
+            let names: Vec<String> = addresses.into_iter().map(|bits| std::net::Ipv6Addr::from(bits).to_string()).collect();
             prop_assert_eq!(expand(&compress(&names)).unwrap(), names);
         }
 

@@ -23,6 +23,11 @@ impl Assigner {
         Some(Self { buckets: recipe.buckets()?, choice })
     }
 
+    /// Returns the rate at which frames are taken, if they are taken at a rate.
+    pub(crate) fn rate(&self) -> Option<f64> {
+        self.choice.fps
+    }
+
     /// Returns the bucket of a clip.
     ///
     /// # Errors
@@ -43,6 +48,7 @@ impl Assigner {
 /// Returns the number of frames that can be taken from a clip.
 pub(crate) fn available(clip: &Clip, choice: &FrameChoice) -> usize {
     let last = clip.frames.saturating_sub(1);
+    let choice = clip.choice(choice);
     match (choice.mode, choice.fps) {
         (FrameMode::Linspace, _) => clip.frames,
         // Same tolerance as in `choose`: the last wanted time may be up to half a period after the last frame.
@@ -124,10 +130,14 @@ mod tests {
             choice(FrameMode::Linspace, None, 1),
             choice(FrameMode::TimeFps, Some(7.0), 1),
         ];
-        for clip in [clip(1, 25.0), clip(2, 25.0), clip(100, 25.0), clip(97, 29.97)] {
-            let times: Vec<f64> = (0..clip.frames).map(|at| at as f64 / clip.fps).collect();
+        let folder = |frames, fps| Clip { frame_folder: true, ..clip(frames, fps) };
+        let clips = [clip(1, 25.0), clip(2, 25.0), clip(100, 25.0), clip(97, 29.97), folder(60, 8.0), folder(60, 0.0)];
+        for clip in clips {
+            let rate = if clip.fps > 0.0 { clip.fps } else { 1.0 };
+            let times: Vec<f64> = (0..clip.frames).map(|at| at as f64 / rate).collect();
             for choice in &choices {
                 let frames = available(&clip, choice);
+                let choice = clip.choice(choice);
                 let chosen = |frames| choose(&times, &FrameChoice { frames, ..choice.clone() }).is_ok();
                 assert_eq!((chosen(frames), chosen(frames + 1)), (true, false), "{frames} of {clip:?} by {choice:?}");
             }

@@ -4,7 +4,7 @@ use crate::{ExclusionReason, Stamp};
 use camino::Utf8PathBuf;
 use recipe::Bucket;
 use serde::{Deserialize, Serialize};
-use video::Probe;
+use video::{FrameChoice, Probe};
 
 /// A video with its caption. Measured fields are zero or empty if the video could not be read.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -13,8 +13,8 @@ pub struct Clip {
     /// The id, unique in its manifest: the path of the video below the folder of the data set. Further clips of the same video, with
     /// other captions, have `#2`, `#3`… appended.
     pub id: String,
-    /// The absolute path of the video. In the manifest's file, a path below [`crate::ManifestHeader::root`] is written relative to
-    /// this root.
+    /// The absolute path of the video, or of the folder with its frames. In the manifest's file, a path below
+    /// [`crate::ManifestHeader::root`] is written relative to this root.
     pub path: Utf8PathBuf,
     /// The caption, without white space at its ends. If each segment of the video has its own caption: all captions,
     /// one per line.
@@ -26,7 +26,8 @@ pub struct Clip {
     /// Where the caption was read, for people: `clips/a.txt`, `metadata.csv line 17`.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub origin: String,
-    /// The hash of the bytes of the video: 128-bit XXH3 in hexadecimal digits.
+    /// The hash of the bytes of the video: 128-bit XXH3 in hexadecimal digits. That of a folder of frames is the hash of the hashes of its
+    /// pictures, in their order.
     pub content: String,
     /// The size and modification time of the file when it was checked.
     #[serde(flatten)]
@@ -35,15 +36,18 @@ pub struct Clip {
     pub width: usize,
     /// Pixels, after rotation.
     pub height: usize,
-    /// Mean frames per second.
+    /// Mean frames per second. That of a folder of frames is the rate at which the check took frames, or 0 without a rate.
     pub fps: f64,
-    /// Seconds.
+    /// Seconds; 0 for a picture, or a folder of frames without a rate.
     pub duration_s: f64,
     /// The number of frames.
     pub frames: usize,
     /// Name of the codec, as ffprobe prints it.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub codec: String,
+    /// The clip is a folder of pictures, one per frame.
+    #[serde(skip_serializing_if = "is_false")]
+    pub frame_folder: bool,
     /// The video has a high dynamic range (PQ or HLG).
     #[serde(skip_serializing_if = "is_false")]
     pub hdr: bool,
@@ -103,6 +107,12 @@ impl Clip {
     /// Returns whether the clip can be used.
     pub fn is_usable(&self) -> bool {
         self.excluded.is_none()
+    }
+
+    /// Returns how frames are taken from this clip. The frames of a folder have the rate at which frames are taken, so they are taken by
+    /// their numbers.
+    pub(crate) fn choice(&self, choice: &FrameChoice) -> FrameChoice {
+        if self.frame_folder { choice.by_number() } else { choice.clone() }
     }
 
     /// Returns the captions, one per segment of the video.

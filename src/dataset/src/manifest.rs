@@ -26,7 +26,7 @@ pub struct ManifestHeader {
     pub schema: u32,
     /// The folder or table that was checked.
     pub source: Utf8PathBuf,
-    /// The layout of the source: `pairs`, `lists` or `table`.
+    /// The layout of the source: `pairs`, `frames`, `lists` or `table`.
     pub layout: String,
     /// The absolute folder that relative paths start at.
     pub root: Utf8PathBuf,

@@ -5,14 +5,16 @@ use crate::ExclusionReason;
 use camino::Utf8Path;
 use rundir::{ErrorCode, Failure};
 use serde::{Deserialize, Serialize};
-use std::fs::{self, File};
+use std::fs::{self, File, Metadata};
 use std::io::{self, Read};
+use video::{ClipError, ClipFault};
 use xxhash_rust::xxh3::Xxh3;
 
 /// The bytes that are read and hashed at a time.
 const CHUNK: usize = 1 << 20;
 
-/// The size and modification time of a file. If both are unchanged, the file counts as unchanged.
+/// The size and modification time of a file. If both are unchanged, the file counts as unchanged. Those of a folder of frames are the
+/// size of all pictures, and the time of the last change of the folder or of a picture.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Stamp {
@@ -30,15 +32,36 @@ impl Stamp {
             _ => ExclusionReason::Unreadable { why: error.to_string() },
         })?;
         match metadata.len() {
-            _ if metadata.is_dir() => Err(ExclusionReason::NotAVideo { what: "it is a folder".into() }),
+            _ if metadata.is_dir() => Self::of_frames(path, &metadata),
             0 => Err(ExclusionReason::VideoEmpty),
-            bytes => {
-                use std::os::unix::fs::MetadataExt;
-                let modified_ns = metadata.mtime().saturating_mul(1_000_000_000).saturating_add(metadata.mtime_nsec());
-                Ok(Self { bytes, modified_ns })
-            }
+            bytes => Ok(Self { bytes, modified_ns: modified_ns(&metadata) }),
         }
     }
+
+    fn of_frames(folder: &Utf8Path, metadata: &Metadata) -> Result<Self, ExclusionReason> {
+        let pictures = video::frame_files(folder).map_err(|ClipError { fault, failure }| match fault {
+            ClipFault::NotAVideo => ExclusionReason::NotAVideo { what: failure.why },
+            ClipFault::Unsupported => ExclusionReason::Unsupported { why: failure.why },
+            _ => ExclusionReason::Unreadable { why: failure.why },
+        })?;
+        // The time of the folder changes when a picture is added, removed or renamed.
+        let mut stamp = Self { bytes: 0, modified_ns: modified_ns(metadata) };
+        for picture in pictures {
+            let metadata = fs::metadata(&picture).map_err(|error| {
+                let why = format!("its frame {}: {error}", picture.file_name().unwrap_or_default());
+                ExclusionReason::Unreadable { why }
+            })?;
+            stamp.bytes += metadata.len();
+            stamp.modified_ns = stamp.modified_ns.max(modified_ns(&metadata));
+        }
+        Ok(stamp)
+    }
+}
+
+/// Returns the time of the last change in Unix nanoseconds.
+fn modified_ns(metadata: &Metadata) -> i64 {
+    use std::os::unix::fs::MetadataExt;
+    metadata.mtime().saturating_mul(1_000_000_000).saturating_add(metadata.mtime_nsec())
 }
 
 impl Stamp {
@@ -52,8 +75,7 @@ impl Stamp {
         if now == self || content.is_empty() {
             return Ok(now);
         }
-        let found = hash(path).map_err(|error| Failure::from(rundir::Error::io("read", path, error)))?;
-        if found == content {
+        if hash(path)? == content {
             return Ok(now);
         }
         Err(changed(path, format!("it had {} bytes, and now has {} with another hash", self.bytes, now.bytes)))
@@ -76,14 +98,34 @@ fn changed(path: &Utf8Path, why: String) -> Failure {
     Failure::new(ErrorCode::InvalidDataset, format!("{path} has changed since it was checked"), why, fix)
 }
 
-/// Hashes the bytes of a file.
-pub(crate) fn hash(path: &Utf8Path) -> io::Result<String> {
+/// Hashes the bytes of a file; of a folder of frames, the hashes of its pictures in their order.
+pub(crate) fn hash(path: &Utf8Path) -> Result<String, Failure> {
+    let mut chunk = vec![0; CHUNK];
+    let mut hash = |path: &Utf8Path| -> Result<u128, Failure> {
+        hash_file(path, &mut chunk).map_err(|error| rundir::Error::io("read", path, error).into())
+    };
+    let digest = if path.is_dir() {
+        let mut all = Xxh3::new();
+        for picture in video::frame_files(path)? {
+            let digest = hash(&picture).map_err(|failure| {
+                let why = format!("its frame {}: {}", picture.file_name().unwrap_or_default(), failure.why);
+                Failure { why, ..failure }
+            })?;
+            all.update(&digest.to_le_bytes());
+        }
+        all.digest128()
+    } else {
+        hash(path)?
+    };
+    Ok(format!("{digest:032x}"))
+}
+
+fn hash_file(path: &Utf8Path, chunk: &mut [u8]) -> io::Result<u128> {
     let mut file = File::open(path)?;
     let mut hash = Xxh3::new();
-    let mut chunk = vec![0; CHUNK];
     loop {
-        match file.read(&mut chunk)? {
-            0 => return Ok(format!("{:032x}", hash.digest128())),
+        match file.read(chunk)? {
+            0 => return Ok(hash.digest128()),
             n => hash.update(&chunk[..n]),
         }
     }
@@ -116,5 +158,39 @@ mod tests {
         old.check(&path, &hash(&path).unwrap()).unwrap();
         fs::remove_file(&path).unwrap();
         assert_eq!(stamp.check(&path, &content).unwrap_err().code, ErrorCode::InvalidDataset);
+    }
+
+    #[test]
+    fn the_content_of_a_folder_of_frames_is_that_of_its_pictures_in_their_order() {
+        let keep = tempfile::tempdir().unwrap();
+        let folder = Utf8PathBuf::from_path_buf(keep.path().join("clip")).unwrap();
+        fs::create_dir(&folder).unwrap();
+        assert!(matches!(Stamp::of(&folder), Err(ExclusionReason::NotAVideo { .. })));
+        let write = |name: &str, bytes: &str| fs::write(folder.join(name), bytes).unwrap();
+        write("2.png", "second");
+        write("10.png", "tenth");
+        let (stamp, content) = (Stamp::of(&folder).unwrap(), hash(&folder).unwrap());
+        assert_eq!((stamp.bytes, content.len()), (11, 32));
+        assert_eq!(stamp.check(&folder, &content).unwrap(), stamp);
+        // Without a time, the pictures are read. The clock of a file system may not tell these changes apart.
+        let old = Stamp { modified_ns: 0, ..stamp };
+        // Other files and other names in the same order do not change the clip.
+        write("notes.txt", "blurred");
+        fs::rename(folder.join("2.png"), folder.join("02.png")).unwrap();
+        old.check(&folder, &content).unwrap();
+        // The same pictures in another order are another clip.
+        fs::rename(folder.join("02.png"), folder.join("11.png")).unwrap();
+        assert_eq!(old.check(&folder, &content).unwrap_err().code, ErrorCode::InvalidDataset);
+        fs::rename(folder.join("11.png"), folder.join("2.png")).unwrap();
+        old.check(&folder, &content).unwrap();
+        // So is a folder with a picture more, or with another picture of the same size.
+        write("11.png", "");
+        assert_eq!(old.check(&folder, &content).unwrap_err().code, ErrorCode::InvalidDataset);
+        fs::remove_file(folder.join("11.png")).unwrap();
+        write("2.png", "SECOND");
+        let later = SystemTime::now() + Duration::from_secs(10);
+        File::options().write(true).open(folder.join("2.png")).unwrap().set_modified(later).unwrap();
+        assert_eq!(stamp.check_same(&folder).unwrap_err().code, ErrorCode::InvalidDataset);
+        assert_eq!(stamp.check(&folder, &content).unwrap_err().code, ErrorCode::InvalidDataset);
     }
 }

@@ -57,12 +57,10 @@ impl NoiseSchedule {
     /// Flawed", algorithm 1.
     pub fn new(model: &Model) -> Self {
         let (count, options) = (model.timesteps as i64, (Kind::Double, Device::Cpu));
-        let beta = match model.beta_schedule {
-            BetaSchedule::ScaledLinear => {
-                Tensor::linspace(model.beta_start.sqrt(), model.beta_end.sqrt(), count, options).square()
-            }
-            BetaSchedule::Linear => Tensor::linspace(model.beta_start, model.beta_end, count, options),
-        };
+        if model.beta_schedule == BetaSchedule::Linear {
+            return Self::linear(model);
+        }
+        let beta = Tensor::linspace(model.beta_start.sqrt(), model.beta_end.sqrt(), count, options).square();
         let one_minus: Tensor = 1.0 - beta;
         let product = one_minus.cumprod(0, Kind::Double);
         let shift = model.snr_shift_scale;
@@ -70,6 +68,28 @@ impl NoiseSchedule {
         let root: Vec<f64> = Vec::try_from(shifted.sqrt()).expect("the levels are numbers");
         let root = if model.zero_terminal_snr { rescaled(&root, root[root.len() - 1], root[0]) } else { root };
         Self::of_signal(&Tensor::from_slice(&root))
+    }
+
+    /// Computes the schedule of a β that grows linearly. Each operation is rounded to fp32, in the order of diffusers, which keeps fp64 only
+    /// for the other kind of β.
+    ///
+    /// Source: diffusers `CogVideoXDDIMScheduler.__init__` and `rescale_zero_terminal_snr`.
+    fn linear(model: &Model) -> Self {
+        let options = (Kind::Float, Device::Cpu);
+        let alpha: Tensor = 1.0 - Tensor::linspace(model.beta_start, model.beta_end, model.timesteps as i64, options);
+        let mut product = alpha.cumprod(0, Kind::Float);
+        let shift = model.snr_shift_scale;
+        if shift != 1.0 {
+            product = &product / (&product * (1.0 - shift) + shift);
+        }
+        if model.zero_terminal_snr {
+            let root = product.sqrt();
+            let (cleanest, noisiest) = (root.get(0), root.get(root.size()[0] - 1));
+            let scale = &cleanest / (&cleanest - &noisiest);
+            product = ((root - noisiest) * scale).square();
+        }
+        let noise: Tensor = 1.0 - &product;
+        NoiseSchedule { signal: product.sqrt(), noise: noise.sqrt(), alphas_cumprod: product.to_kind(Kind::Double) }
     }
 
     /// Returns the schedule with these values of `√ᾱ`, fp64.

@@ -18,8 +18,8 @@ pub trait Objective: Clone + Send + 'static {
     fn on(&self, device: Device) -> Self;
 
     /// Noises clean latents `[B, T, C, height, width]` with noise of the same shape at timesteps `[B]`, all fp32 and on the device of the
-    /// tables. Returns the noised latents and the target of the network's output. `conditions` may name frames that stay clean. The host
-    /// must not wait for the device.
+    /// tables. Returns the noised latents and the target of the network's output. An objective may keep frames clean that
+    /// `conditions` name; [`VPrediction`] ignores them. The host must not wait for the device.
     fn noised(&self, clean: &Tensor, noise: &Tensor, timestep: &Tensor, conditions: &Conditions) -> (Tensor, Target);
 }
 

@@ -104,6 +104,37 @@ fn oracle_cogvideox_forward_and_every_gradient_are_those_of_diffusers() {
 }
 
 #[test]
+fn oracle_the_2b_model_for_inpainting_has_the_numbers_of_videox_fun_at_every_size() {
+    let is_model = |folder: &Utf8Path| folder.join("forward_backward_own.safetensors").is_file();
+    for folder in oracle::entries("fun", "*/forward_backward_own.safetensors", is_model) {
+        let weights = all_weights(&folder.join("transformer"));
+        for name in ["own", "other_size", "other_length_and_size", "shorter", "image"] {
+            let case = load(&folder.join(format!("forward_backward_{name}.safetensors")));
+            let model = model(&folder.join("transformer/config.json"), &case);
+            assert!(model.resize_positions, "{folder}");
+            let error = relative(&dit::cogvideox::positions::sin_cos(&model), &case["mid.positions"], 0.0);
+            assert!(error < 1e-5, "{folder} {name}: positions differ by {error:e}");
+            let network = Network::new(&model, ActivationCheckpointing::Full, 16).on(device());
+            let mut units = Whole { model: &model, weights: &weights, grads: Tensors::new() };
+            let latent = Tensor::cat(&[&case["in.latent"], &case["in.inpaint_latents"]], 2);
+            let inputs = Inputs {
+                latent: latent.set_requires_grad(true),
+                text: case["in.text"].shallow_clone(),
+                timestep: case["in.timestep"].shallow_clone(),
+                conditions: Vec::new(),
+            };
+            let loss = |out: &Tensor| (out * there(&case["in.grad_sample"])).sum(Kind::Float);
+            let pass = network.forward_backward(&mut units, &inputs.map(there), loss).expect("one rank has no peers");
+            let error = relative(&pass.output, &case["out.sample"], 0.0);
+            assert!(error < 1e-5, "{folder} {name}: the output differs by {error:e}");
+            let recorded = Tensor::cat(&[&case["out.grad_latent"], &case["out.grad_inpaint_latents"]], 2);
+            let error = relative(&pass.grad_latent.expect("the latent requires a gradient"), &recorded, 0.0);
+            assert!(error < 1e-4, "{folder} {name}: the gradient of the latent differs by {error:e}");
+        }
+    }
+}
+
+#[test]
 fn oracle_cogvideox_schedules_are_those_of_diffusers() {
     let has_table = |folder: &Utf8Path| folder.join("tables.safetensors").is_file();
     for folder in oracle::entries("cogvideox", "*/tables.safetensors", has_table) {

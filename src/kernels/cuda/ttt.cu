@@ -100,26 +100,24 @@ bool supports_clusters(Kind kind, int width, int blocks, int device) {
 int blocks_for(Kind kind, int width, const Shape& shape, int device) {
   int processors = 0;
   if (cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) return 1;
-  if (shape.sequences > processors / 4) return 1;
-  for (int blocks : {4, 2}) {
-    // The rest is for collectives, which run beside the scan.
-    if (shape.sequences * blocks > processors * 3 / 4 || !supports_clusters(kind, width, blocks, device)) continue;
-    const bool fits = with_sizes(kind, width, false, [&](auto single) {
-      return with_clusters(single, blocks, false, [&](auto sizes) {
-        using S = decltype(sizes);
-        const auto all_run = [&](auto kernel, size_t shared) {
-          const Launch how(dim3(shape.sequences * S::kBlocks), S::kThreads, shared, S::kBlocks, nullptr);
-          int at_once = 0;
-          return allow_shared(kernel, shared) == cudaSuccess &&
-                 cudaOccupancyMaxActiveClusters(&at_once, kernel, &how.config) == cudaSuccess && at_once >= shape.sequences;
-        };
-        return all_run(ttt_scan<S, ForwardResults>, shared_size<ForwardShared<S>>(shape.mini_batch)) &&
-               all_run(ttt_chain<S>, shared_size<ChainShared<S>>(shape.mini_batch));
-      });
+  const int blocks = 2;
+  // The rest of the multiprocessors is for collectives, which run beside the scan.
+  if (shape.sequences * blocks > processors * 3 / 4 || !supports_clusters(kind, width, blocks, device)) return 1;
+  const bool fits = with_sizes(kind, width, false, [&](auto single) {
+    return with_clusters(single, blocks, false, [&](auto sizes) {
+      using S = decltype(sizes);
+      const auto all_run = [&](auto kernel, size_t shared) {
+        const Launch how(dim3(shape.sequences * S::kBlocks), S::kThreads, shared, S::kBlocks, nullptr);
+        int at_once = 0;
+        return allow_shared(kernel, shared) == cudaSuccess &&
+               cudaOccupancyMaxActiveClusters(&at_once, kernel, &how.config) == cudaSuccess && at_once >= shape.sequences;
+      };
+      return all_run(ttt_scan<S, ForwardResults>, shared_size<ForwardShared<S>>(shape.mini_batch)) &&
+             all_run(ttt_chain<S>, shared_size<ChainShared<S>>(shape.mini_batch));
     });
-    if (fits) return blocks;
-    cudaGetLastError();  // An error of a query is not an error of the next launch.
-  }
+  });
+  if (fits) return blocks;
+  cudaGetLastError();  // An error of a query is not an error of the next launch.
   return 1;
 }
 

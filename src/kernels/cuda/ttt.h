@@ -25,8 +25,9 @@ WorkspaceSize workspace_size(Kind kind, int width, const Shape& shape, int group
 // Whether the kernels exist for clusters of `blocks` blocks, each of which has a part of a sequence's units, and the GPU has clusters.
 bool supports_clusters(Kind kind, int width, int blocks, int device);
 
-// If single blocks would use a quarter of the multiprocessors or less: the largest supported clusters that all run at the same time, on
-// three quarters of the multiprocessors or fewer. Else 1, for single blocks.
+// 2 if the kernels have clusters of 2 blocks that all run at the same time, on three quarters of the multiprocessors or fewer. Else 1, for
+// single blocks. Measured on an H200 with 12, 24 and 48 heads: clusters of 2 take 0.83 to 0.88 times as long as single blocks forward, and
+// less than clusters of 4.
 int blocks_for(Kind kind, int width, const Shape& shape, int device);
 
 // `saved` is null if no backward pass follows. `blocks` blocks of a cluster share a sequence.

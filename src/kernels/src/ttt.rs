@@ -35,8 +35,7 @@ pub struct Settings {
 /// The thread blocks that share a sequence in the CUDA kernel. Those of a cluster divide the hidden units of TTT-MLP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Blocks {
-    /// For TTT-MLP with a width of 64, from sm_90 on: clusters, if single blocks would use a quarter of the GPU's multiprocessors or less and
-    /// all clusters run at the same time. Otherwise one block.
+    /// For TTT-MLP with a width of 64, from sm_90 on: clusters of 2, if all clusters run at the same time. Otherwise one block.
     Auto,
     /// One block.
     One,
@@ -233,13 +232,13 @@ mod tests {
     }
 
     fn random_of(mlp: bool, [n, h, l, f]: [i64; 4]) -> (Vec<Tensor>, Tensor) {
-        tch::manual_seed(3);
         let m = if mlp { 4 * f } else { f };
         let mut sizes = vec![vec![n, l, f], vec![n, l, f], vec![n, l, f], vec![n, l], vec![h, f], vec![h, f]];
         sizes.extend([vec![h, f, m], vec![h, 1, m]]);
         sizes.extend(mlp.then(|| [vec![h, m, f], vec![h, 1, f]]).into_iter().flatten());
-        let leaf = |size: &Vec<i64>| (Tensor::randn(size, (Kind::Float, Device::Cpu)) * 0.3).set_requires_grad(true);
-        (sizes.iter().map(leaf).collect(), Tensor::randn([n, l, f], (Kind::Float, Device::Cpu)))
+        let draw = |key: usize, size: &[i64]| crate::normal::normal(key as u64, size, Device::Cpu);
+        let leaf = |(key, size): (usize, &Vec<i64>)| (draw(key, size) * 0.3).set_requires_grad(true);
+        (sizes.iter().enumerate().map(leaf).collect(), draw(sizes.len(), &[n, l, f]))
     }
 
     #[test]

@@ -120,6 +120,20 @@ mod tests {
     }
 
     #[test]
+    fn an_ipv6_address_has_no_brackets_in_variables_and_no_colons_in_paths() {
+        let (run, mut attempt) = fixtures::run_and_attempt();
+        let node = NodeId::new("2001:db8::1").unwrap();
+        attempt.placement.ranks[0].node = node.clone();
+        let master = Master { address: "2001:db8::1".into(), port: 29_500 };
+        let details = Details { master: Some(&master), ..Details::default() };
+        let dir = RunDir::of(Utf8Path::new("/runs"), &run.id);
+        let text = script(Utf8Path::new("/opt/vidtui-train"), &dir, &run.id, &attempt, &node, &details);
+        for part in ["export MASTER_ADDR=2001:db8::1\n", "--node 2001:db8::1 ", "/nodes/2001+db8++1/logs"] {
+            assert!(text.contains(part), "{part} is not in {text}");
+        }
+    }
+
+    #[test]
     fn a_path_with_special_characters_reaches_the_trainer_unchanged() {
         let temp = tempfile::tempdir().expect("a temporary folder");
         let root = Utf8Path::from_path(temp.path()).expect("UTF-8").join("it's $HOME; `id`\nexit 3\n\"runs\" é");

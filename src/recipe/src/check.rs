@@ -18,9 +18,9 @@ use memory::{
 };
 use model::{
     channels_fit_the_condition, fused_kernels_have_a_gpu, kernel_fits_the_scan, learned_positions_have_one_size,
-    masks_have_probabilities, noise_grows, patches_in_time_have_rope, positions_fit, segments_share_a_frame,
-    ttt_has_mini_batches, whole_base_patches, whole_mini_batches, whole_patches, whole_segments,
-    within_the_position_table,
+    masks_have_probabilities, noise_grows, patches_in_time_have_rope, positions_fit,
+    resized_positions_have_enough_frames, segments_share_a_frame, ttt_has_mini_batches, whole_base_patches,
+    whole_mini_batches, whole_patches, whole_segments, within_the_position_table,
 };
 use optimizer::{
     average_decays, cooldown_fits, cycles_rise, falls, momentum_cycles, only_adamw_cycles_momentum,
@@ -60,6 +60,7 @@ const RULES: &[(&[&str], Rule)] = &[
         &["model.positions", "model.latent_height", "model.latent_width", "model.base_height", "model.base_width"],
         learned_positions_have_one_size,
     ),
+    (&["model.resize_positions", "model.latent_frames", "model.base_frames"], resized_positions_have_enough_frames),
     (&["model.beta_start", "model.beta_end"], noise_grows),
     (&["condition.kind", "model.in_channels", "model.out_channels"], channels_fit_the_condition),
     (&["condition.masks"], masks_have_probabilities),

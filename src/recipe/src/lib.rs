@@ -74,7 +74,7 @@ pub use prompt::{Prompt, WrongFlag, prompt_lines};
 pub use recipe::Recipe;
 pub use resume::{ResumeChange, ResumeEffect, resume_effect};
 pub use sample::{
-    BadPrompt, DynamicGuidance, MergedLora, PIXELS, SampleScheduler, SampleSpec, Sampling, VIDEO_FRAMES,
+    BadPrompt, DynamicGuidance, MaskedVideo, MergedLora, PIXELS, SampleScheduler, SampleSpec, Sampling, VIDEO_FRAMES,
     decoded_frames, latent_frames,
 };
 pub use schedule::{Anneal, ClipRule, LrSchedule, Warmup};

@@ -81,6 +81,8 @@ pub struct Model {
     pub zero_terminal_snr: bool,
     /// How sampling chooses its timesteps.
     pub timestep_spacing: TimestepSpacing,
+    /// Whether the sine and cosine table of the base size is resized to other heights and widths, as in VideoX-Fun.
+    pub resize_positions: bool,
     /// Whether image latents are divided by `latent_scale` instead of multiplied, as in CogVideoX 1.5 image-to-video.
     pub invert_image_scale: bool,
 }

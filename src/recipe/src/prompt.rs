@@ -23,6 +23,12 @@ pub struct Prompt {
     pub negative: String,
     /// `--i`: first image.
     pub image: Option<Utf8PathBuf>,
+    /// `--e`: last image.
+    pub image_end: Option<Utf8PathBuf>,
+    /// `--v`: video whose masked pixels are replaced.
+    pub video: Option<Utf8PathBuf>,
+    /// `--m`: mask of the video.
+    pub mask: Option<Utf8PathBuf>,
 }
 
 /// A flag that cannot be read.
@@ -47,6 +53,9 @@ const FLAGS: &[(&str, &str)] = &[
     ("l", "guidance scale"),
     ("n", "negative text"),
     ("i", "path of the first image"),
+    ("e", "path of the last image"),
+    ("v", "path of a video"),
+    ("m", "path of the mask of the video"),
 ];
 
 /// The largest size in pixels, number of frames or number of steps.
@@ -93,10 +102,13 @@ impl Prompt {
             "s" => self.steps = Some(whole()? as usize),
             "d" => self.seed = Some(whole()?),
             "n" => self.negative = value.to_owned(),
-            "i" if value.is_empty() => {
-                return Err(wrong("--i has no path".into(), "write --i with the path of an image".into()));
+            "i" | "e" | "v" | "m" if value.is_empty() => {
+                return Err(wrong(format!("--{name} has no path"), format!("write --{name} with the {meaning}")));
             }
             "i" => self.image = Some(value.into()),
+            "e" => self.image_end = Some(value.into()),
+            "v" => self.video = Some(value.into()),
+            "m" => self.mask = Some(value.into()),
             _ => {
                 let number = value.parse::<f64>().ok().filter(|scale| scale.is_finite() && *scale >= 0.0);
                 let why = || format!("'{value}' is not a number of 0 or more, and --{name} is the {meaning}");
@@ -126,7 +138,9 @@ impl Prompt {
         add("s", self.steps.map(|n| n.to_string()));
         add("g", self.guidance.map(|n| n.to_string()));
         add("n", (!self.negative.is_empty()).then(|| self.negative.clone()));
-        add("i", self.image.as_ref().map(ToString::to_string));
+        for (flag, path) in [("i", &self.image), ("e", &self.image_end), ("v", &self.video), ("m", &self.mask)] {
+            add(flag, path.as_ref().map(ToString::to_string));
+        }
         line
     }
 }
@@ -143,12 +157,17 @@ mod tests {
 
     #[test]
     fn a_prompt_survives_a_round_trip() {
-        let line = "a well--known rabbit || a hare --w 720 --h 480 --f 49 --d 18446744073709551615 --s 50 --g 6.5 --n blurry, dark --i /a b.png";
+        let line = "a well--known rabbit || a hare --w 720 --h 480 --f 49 --d 18446744073709551615 --s 50 --g 6.5 --n blurry, dark --i /a b.png --e /c.png --v /d.mp4 --m /e.png";
         let prompt = Prompt::parse(line).unwrap();
         assert_eq!(prompt.texts, ["a well--known rabbit", "a hare"]);
         assert_eq!((prompt.width, prompt.height, prompt.frames), (Some(720), Some(480), Some(49)));
         assert_eq!((prompt.seed, prompt.steps, prompt.guidance), (Some(u64::MAX), Some(50), Some(6.5)));
         assert_eq!((prompt.negative.as_str(), prompt.image.as_ref().unwrap().as_str()), ("blurry, dark", "/a b.png"));
+        assert_eq!(prompt.image_end.as_ref().unwrap().as_str(), "/c.png");
+        assert_eq!(
+            (prompt.video.as_ref().unwrap().as_str(), prompt.mask.as_ref().unwrap().as_str()),
+            ("/d.mp4", "/e.png")
+        );
         assert_eq!(prompt.to_line(), line);
         assert_eq!(Prompt::parse("").unwrap().texts, [""]);
         assert_eq!(Prompt::parse("--d 3").unwrap().seed, Some(3));

@@ -186,7 +186,7 @@ mod tests {
             changes.iter().map(of).collect::<Vec<_>>(),
             [
                 ("log.interval".to_owned(), "7".to_owned(), ResumeEffect::None),
-                ("optimizer.lr".to_owned(), "1e-5".to_owned(), ResumeEffect::Training),
+                ("optimizer.lr".to_owned(), "0.00001".to_owned(), ResumeEffect::Training),
             ]
         );
         assert_eq!(minimal().with_sets("run.toml".into(), &[]).unwrap(), (minimal(), Vec::new()));

@@ -49,6 +49,12 @@ pub struct Sampling {
     pub fps: f64,
     /// The first image, for prompts without one; empty for none.
     pub image: Utf8PathBuf,
+    /// The last image, for prompts without one; empty for none.
+    pub image_end: Utf8PathBuf,
+    /// The video whose masked pixels are replaced, for prompts without one; empty for none.
+    pub video: Utf8PathBuf,
+    /// The mask of the video, for prompts without one; empty for none.
+    pub mask: Utf8PathBuf,
     /// The folder of the videos; empty for the run's folder of samples.
     pub out: Utf8PathBuf,
     /// Whether each frame becomes a PNG file too.
@@ -79,6 +85,9 @@ impl Default for Sampling {
             width: 0,
             fps: 0.0,
             image: Utf8PathBuf::new(),
+            image_end: Utf8PathBuf::new(),
+            video: Utf8PathBuf::new(),
+            mask: Utf8PathBuf::new(),
             out: Utf8PathBuf::new(),
             png: false,
             lora: Vec::new(),
@@ -136,6 +145,10 @@ pub struct SampleSpec {
     pub negatives: Vec<String>,
     /// The image that the video begins with.
     pub image: Option<Utf8PathBuf>,
+    /// The image that the video ends with.
+    pub image_end: Option<Utf8PathBuf>,
+    /// The video whose masked pixels are replaced, and its mask.
+    pub masked: Option<MaskedVideo>,
     /// The model at the size of the video.
     pub model: Model,
     /// Frames.
@@ -158,7 +171,22 @@ pub struct SampleSpec {
     pub scheduler: SampleScheduler,
 }
 
+/// A video and the image of its mask.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MaskedVideo {
+    /// The video.
+    pub video: Utf8PathBuf,
+    /// The mask: white where pixels are replaced.
+    pub mask: Utf8PathBuf,
+}
+
 impl SampleSpec {
+    /// Returns the images and the video that the sample is made from, with the mask.
+    pub fn files(&self) -> impl Iterator<Item = &Utf8PathBuf> {
+        let masked = self.masked.iter().flat_map(|masked| [&masked.video, &masked.mask]);
+        self.image.iter().chain(&self.image_end).chain(masked)
+    }
+
     /// Returns the prompt: the texts of the segments.
     pub fn prompt(&self) -> String {
         joined(&self.texts)
@@ -312,8 +340,33 @@ impl Recipe {
             let why = format!("the model does not allow {frames} frames of {height} x {width}: {}", broken.why);
             return Err(bad(None, why, format!("use the size that the model was trained at, or {}", broken.fix)));
         }
-        let image = prompt.image.clone().or_else(|| (!keys.image.as_str().is_empty()).then(|| keys.image.clone()));
+        let path = |given: &Option<Utf8PathBuf>, key: &Utf8PathBuf| {
+            given.clone().or_else(|| (!key.as_str().is_empty()).then(|| key.clone()))
+        };
+        let image = path(&prompt.image, &keys.image);
         self.check_image(image.as_deref()).map_err(|(why, fix)| bad(Some("--i"), why, fix))?;
+        let image_end = path(&prompt.image_end, &keys.image_end);
+        let (video, mask) = (path(&prompt.video, &keys.video), path(&prompt.mask, &keys.mask));
+        for (flag, file) in [("--e", &image_end), ("--v", &video), ("--m", &mask)] {
+            let Some(file) = file else { continue };
+            self.check_inpaint(file).map_err(|(why, fix)| bad(Some(flag), why, fix))?;
+        }
+        let has_images = image.is_some() || image_end.is_some();
+        let masked = match (video, mask) {
+            (None, None) => None,
+            (Some(_), Some(_)) if has_images => {
+                let why = "a masked video has its first and last image in itself".to_owned();
+                return Err(bad(Some("--v"), why, "remove the images, or the video and its mask".into()));
+            }
+            (Some(video), Some(mask)) => Some(MaskedVideo { video, mask }),
+            (Some(_), None) => {
+                let why = "the video has no mask".to_owned();
+                return Err(bad(Some("--v"), why, "add --m IMAGE, which is white where pixels are replaced".into()));
+            }
+            (None, Some(_)) => {
+                return Err(bad(Some("--m"), "the mask belongs to no video".into(), "add --v VIDEO".into()));
+            }
+        };
         let of_segments = |flag: Option<&str>, texts: &[String]| match texts {
             [one] => Ok(vec![one.clone(); model.segments]),
             several if several.len() == model.segments => Ok(several.to_vec()),
@@ -348,6 +401,8 @@ impl Recipe {
             texts,
             negatives,
             image,
+            image_end,
+            masked,
             model,
             frames,
             height,
@@ -359,6 +414,24 @@ impl Recipe {
             dynamic_guidance,
             scheduler,
         })
+    }
+
+    /// Checks that the model takes a last image or a masked video, and that the path of the file is absolute.
+    fn check_inpaint(&self, file: &Utf8Path) -> Result<(), (String, String)> {
+        let kind = ConditionKind::of_channels(self.model.in_channels, self.model.out_channels);
+        if kind != Some(ConditionKind::Inpaint) {
+            return Err((
+                format!("{file} is for a model for inpainting, and this model is none"),
+                "remove it, or sample a model for inpainting such as CogVideoX-Fun-InP".into(),
+            ));
+        }
+        if !file.is_absolute() {
+            return Err((
+                format!("the path {file} is relative, and ranks run in other folders"),
+                "write the absolute path".into(),
+            ));
+        }
+        Ok(())
     }
 
     /// Checks that there is an image if an image-to-video model needs it, and none if a text-to-video model cannot take it. Models

@@ -12,7 +12,7 @@ use crate::schema::REMOVED;
 use crate::{BucketRule, BucketSpec, ParamGroup, ParamRole, ParamSpec};
 
 /// The data sets, and the shares and shapes of their items.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Data {
     /// The folder of a store of latents and texts, or an index, one JSON object per line. Empty if `sets` has the data sets.
@@ -36,6 +36,23 @@ pub struct Data {
     pub bucket_rule: BucketRule,
     /// The sizes that clips are cut to. Empty: one size, that of the model.
     pub buckets: Vec<BucketSpec>,
+}
+
+impl Default for Data {
+    fn default() -> Self {
+        Data {
+            index: Utf8PathBuf::new(),
+            sets: Vec::new(),
+            image_share: 0.0,
+            shapes: Shapes::default(),
+            fps: 0.0,
+            max_unused: 0.0,
+            readers: 1,
+            null_text: Utf8PathBuf::new(),
+            bucket_rule: BucketRule::default(),
+            buckets: Vec::new(),
+        }
+    }
 }
 
 impl Data {

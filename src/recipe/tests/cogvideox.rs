@@ -40,6 +40,7 @@ fn the_lora_recipes_have_the_values_of_the_scripts_that_they_follow() {
         ("5b-i2v-lora", 128, 128.0, 4, 1e-4, 1),
         ("1.5-5b-lora", 32, 32.0, 4, 5e-5, 2),
         ("../fun/5b-inp-lora", 64, 32.0, 3, 1e-4, 1),
+        ("../fun/2b-inp-lora", 64, 32.0, 3, 1e-4, 1),
     ];
     for (name, rank, alpha, layers, lr, ranks) in wanted {
         let recipe = recipe(name);

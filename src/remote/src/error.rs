@@ -8,10 +8,9 @@ use cluster::NodeId;
 use rundir::{ErrorCode, Failure};
 
 /// The errors of operations on a node.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug)]
 pub enum RemoteError {
     /// The operating system returned an error.
-    #[error("node {node}: cannot {action}: {source}")]
     Io {
         /// The node.
         node: NodeId,
@@ -21,7 +20,6 @@ pub enum RemoteError {
         source: io::Error,
     },
     /// The processes found do not belong to the run. No signal was sent.
-    #[error("node {node}: {why}")]
     NotOwned {
         /// The node.
         node: NodeId,
@@ -29,15 +27,13 @@ pub enum RemoteError {
         why: String,
     },
     /// No connection to the node can be made.
-    #[error("node {node} cannot be reached: {error}")]
     Unreachable {
         /// The node.
         node: NodeId,
-        /// The step that failed, the reason and the hint.
+        /// The step that failed, the kind of error, the reason and the hint.
         error: ConnectionError,
     },
     /// The connection ended before the reply arrived. The request may have been carried out.
-    #[error("node {node}: connection lost, cannot {action}: {why}")]
     ConnectionLost {
         /// The node.
         node: NodeId,
@@ -47,7 +43,6 @@ pub enum RemoteError {
         why: String,
     },
     /// The node did not reply in time. It may still carry out the request.
-    #[error("node {node}: timeout, cannot {action} within {} s", after.as_millis() as f64 / 1000.0)]
     Timeout {
         /// The node.
         node: NodeId,
@@ -57,7 +52,6 @@ pub enum RemoteError {
         after: Duration,
     },
     /// A command failed.
-    #[error("node {node}: cannot {action}: {status}{}", stderr_suffix(stderr))]
     CommandFailed {
         /// The node.
         node: NodeId,
@@ -69,7 +63,6 @@ pub enum RemoteError {
         stderr: String,
     },
     /// An answer does not have the format that the scripts of this crate print.
-    #[error("node {node}: cannot {action}: unexpected answer {answer:?}")]
     UnexpectedReply {
         /// The node.
         node: NodeId,
@@ -82,11 +75,13 @@ pub enum RemoteError {
 
 /// Why no connection could be made.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{step}: {why}")]
+#[error("{why}")]
 pub struct ConnectionError {
     /// The step that failed.
     pub step: ConnectStep,
-    /// The reason.
+    /// The kind of error.
+    pub code: ErrorCode,
+    /// The reason in one line, which needs neither the step nor the name of the node.
     pub why: String,
     /// The hint.
     pub fix: String,
@@ -107,21 +102,34 @@ pub enum ConnectStep {
     Login,
 }
 
-impl fmt::Display for ConnectStep {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Config => "SSH configuration",
-            Self::Connect => "connecting",
-            Self::Handshake => "handshake",
-            Self::HostKey => "host key",
-            Self::Login => "login",
-        })
+impl ConnectionError {
+    pub(crate) fn new(step: ConnectStep, code: ErrorCode, why: impl Into<String>, fix: impl Into<String>) -> Self {
+        Self { step, code, why: one_line(&why.into()), fix: fix.into() }
     }
 }
 
-impl ConnectionError {
-    pub(crate) fn new(step: ConnectStep, why: impl Into<String>, fix: impl Into<String>) -> Self {
-        Self { step, why: why.into(), fix: fix.into() }
+/// Returns a text in one line, without the frames of `@` around the warnings of `ssh`.
+fn one_line(text: &str) -> String {
+    let lines = text.lines().map(|line| line.trim_matches(|c: char| c == '@' || c.is_whitespace()));
+    lines.filter(|line| !line.is_empty()).collect::<Vec<_>>().join("; ")
+}
+
+impl fmt::Display for RemoteError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (node, cause) = (self.node(), self.cause());
+        match self {
+            Self::Unreachable { .. } => write!(f, "node {node} cannot be reached: {cause}"),
+            _ => write!(f, "node {node}: {cause}"),
+        }
+    }
+}
+
+impl std::error::Error for RemoteError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Io { source, .. } => Some(source),
+            _ => None,
+        }
     }
 }
 
@@ -134,6 +142,36 @@ impl RemoteError {
         Self::Io { node: node.clone(), action: action.into(), source: source.into() }
     }
 
+    /// Returns the node.
+    pub fn node(&self) -> &NodeId {
+        match self {
+            Self::Io { node, .. }
+            | Self::NotOwned { node, .. }
+            | Self::Unreachable { node, .. }
+            | Self::ConnectionLost { node, .. }
+            | Self::Timeout { node, .. }
+            | Self::CommandFailed { node, .. }
+            | Self::UnexpectedReply { node, .. } => node,
+        }
+    }
+
+    /// Returns the reason without the name of the node, for texts that name it already.
+    pub fn cause(&self) -> String {
+        match self {
+            Self::Io { action, source, .. } => format!("cannot {action}: {source}"),
+            Self::NotOwned { why, .. } => why.clone(),
+            Self::Unreachable { error, .. } => error.why.clone(),
+            Self::ConnectionLost { action, why, .. } => format!("connection lost, cannot {action}: {why}"),
+            Self::Timeout { action, after, .. } => {
+                format!("timeout, cannot {action} within {} s", after.as_millis() as f64 / 1000.0)
+            }
+            Self::CommandFailed { action, status, stderr, .. } => {
+                format!("cannot {action}: {status}{}", stderr_suffix(stderr))
+            }
+            Self::UnexpectedReply { action, answer, .. } => format!("cannot {action}: unexpected answer {answer:?}"),
+        }
+    }
+
     /// Returns whether the state of the node is unknown, because it sent no reply.
     pub fn is_unreachable(&self) -> bool {
         matches!(self, Self::Unreachable { .. } | Self::ConnectionLost { .. } | Self::Timeout { .. })
@@ -144,11 +182,7 @@ impl RemoteError {
         match self {
             Self::Io { source, .. } => ErrorCode::of_io(source),
             Self::NotOwned { .. } => ErrorCode::NotOwned,
-            Self::Unreachable { error, .. } => match error.step {
-                ConnectStep::Config | ConnectStep::Connect | ConnectStep::Handshake => ErrorCode::NodeUnreachable,
-                ConnectStep::HostKey => ErrorCode::HostKey,
-                ConnectStep::Login => ErrorCode::LoginRefused,
-            },
+            Self::Unreachable { error, .. } => error.code,
             Self::ConnectionLost { .. } | Self::Timeout { .. } => ErrorCode::NoAnswer,
             Self::CommandFailed { .. } | Self::UnexpectedReply { .. } => ErrorCode::CommandFailed,
         }
@@ -156,7 +190,16 @@ impl RemoteError {
 
     /// Returns the failure of `what`, with this error as the reason.
     pub fn failure(&self, what: impl Into<String>) -> Failure {
-        let fix = match self {
+        Failure::new(self.code(), what, self.to_string(), self.fix())
+    }
+
+    /// Returns the failure of `what`, which names the node, so that the reason does not.
+    pub fn failure_on_node(&self, what: impl Into<String>) -> Failure {
+        Failure::new(self.code(), what, self.cause(), self.fix())
+    }
+
+    fn fix(&self) -> &str {
+        match self {
             Self::Io { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => {
                 "repeat this as the user who launched the run"
             }
@@ -168,7 +211,35 @@ impl RemoteError {
                 "fix this on the node, then try again"
             }
             Self::NotOwned { .. } => "no signal was sent; list the processes with `ps -ef`",
-        };
-        Failure::new(self.code(), what, self.to_string(), fix)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused() -> RemoteError {
+        let node = NodeId::from_hostname("gpu01");
+        let code = ErrorCode::ConnectionRefused;
+        let error = ConnectionError::new(ConnectStep::Connect, code, "port 22 refuses the connection", "start sshd");
+        RemoteError::Unreachable { node, error }
+    }
+
+    #[test]
+    fn an_error_names_its_node_once() {
+        let error = refused();
+        assert_eq!(error.to_string(), "node gpu01 cannot be reached: port 22 refuses the connection");
+        let failure = error.failure_on_node("cannot watch node gpu01");
+        let (code, why) = (ErrorCode::ConnectionRefused, "port 22 refuses the connection");
+        assert_eq!(failure, Failure::new(code, "cannot watch node gpu01", why, "start sshd"));
+        assert!(failure.code.is_of_unreachable_node());
+    }
+
+    #[test]
+    fn the_reason_of_a_connection_error_is_one_line() {
+        let warning = "@@@@@@@\r\n@  WARNING: IT HAS CHANGED!  @\r\n@@@@@@@\r\nSee line 3.\r\n";
+        let error = ConnectionError::new(ConnectStep::HostKey, ErrorCode::HostKeyChanged, warning, "");
+        assert_eq!(error.to_string(), "WARNING: IT HAS CHANGED!; See line 3.");
     }
 }

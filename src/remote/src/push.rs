@@ -53,7 +53,7 @@ fn push_to_node(
 ) -> Result<(), RemoteError> {
     let node = transport.node().clone();
     let is_same = |file: &str| format!("[ \"$(sha256sum <{file} 2>/dev/null | cut -d ' ' -f 1)\" = {sha256} ]");
-    let temp_path = Utf8PathBuf::from(format!("{path}.new.{node}.{}", std::process::id()));
+    let temp_path = Utf8PathBuf::from(format!("{path}.new.{}.{}", node.file_name(), std::process::id()));
     let (target, temp) = (quote(path.as_str()), quote(temp_path.as_str()));
     let run = |transport: &mut dyn Transport, action: &str, script: String, input: Vec<u8>| {
         let command = Command { input, ..Command::new(action, script, CHUNK_TIMEOUT) };

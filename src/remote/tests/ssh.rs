@@ -286,13 +286,13 @@ fn every_connection_error_has_its_step_a_code_and_a_hint() {
         fs::write(&hasty, format!("{unknown}{config}")).unwrap();
         let options = SshOptions { config: Some(hasty), ..SshOptions::default() };
         let expected = [
-            ("node01", ConnectStep::HostKey, ErrorCode::HostKey),
+            ("node01", ConnectStep::HostKey, ErrorCode::HostKeyChanged),
             ("node02", ConnectStep::Login, ErrorCode::LoginRefused),
-            ("node03", ConnectStep::Connect, ErrorCode::NodeUnreachable),
-            ("node04", ConnectStep::Handshake, ErrorCode::NodeUnreachable),
-            ("node05", ConnectStep::Connect, ErrorCode::NodeUnreachable),
-            ("node06", ConnectStep::HostKey, ErrorCode::HostKey),
-            ("nowhere.invalid", ConnectStep::Connect, ErrorCode::NodeUnreachable),
+            ("node03", ConnectStep::Connect, ErrorCode::ConnectionRefused),
+            ("node04", ConnectStep::Handshake, ErrorCode::NoAnswer),
+            ("node05", ConnectStep::Connect, ErrorCode::NoAnswer),
+            ("node06", ConnectStep::HostKey, ErrorCode::HostKeyUnknown),
+            ("nowhere.invalid", ConnectStep::Connect, ErrorCode::NoAddress),
         ];
         let mut failures = String::new();
         for (name, step, code) in expected {
@@ -582,7 +582,7 @@ fn a_new_key_is_added_where_the_configuration_allows_it() {
         assert_eq!(stdout(&mut Ssh::new(options.clone(), login("node01")), "hostname"), "node01");
         rig.verb("newkey node01").unwrap();
         let error = run(&mut Ssh::new(options, login("node01")), "true").unwrap_err();
-        assert_eq!(error.code(), ErrorCode::HostKey, "{error}");
+        assert_eq!(error.code(), ErrorCode::HostKeyChanged, "{error}");
     });
 }
 

@@ -107,13 +107,21 @@ pub enum ErrorCode {
     TooManyDropped,
 
     // Nodes and networks.
-    /// No connection to a node can be made.
+    /// No connection to a node can be made, for a reason that has no code below.
     NodeUnreachable,
-    /// The host key of a node is unknown or has changed.
+    /// The name of a node does not resolve to an address.
+    NoAddress,
+    /// A node refused the connection: no SSH server listens on the port.
+    ConnectionRefused,
+    /// The host key of a node is revoked, or cannot be checked or recorded.
     HostKey,
+    /// The host key of a node is not known.
+    HostKeyUnknown,
+    /// The host key of a node differs from the known one.
+    HostKeyChanged,
     /// A node refused the login.
     LoginRefused,
-    /// The connection broke, or no answer came in time. The request may have been carried out.
+    /// No answer came in time, or the connection broke. A request that was sent may have been carried out.
     NoAnswer,
     /// A command failed on a node.
     CommandFailed,
@@ -173,7 +181,7 @@ pub enum ErrorCode {
     PeerLost,
     /// A user killed the ranks of a node.
     RanksKilled,
-    /// Loss or gradient is not finite.
+    /// A loss, a gradient or a weight is not finite.
     NotFinite,
     /// Replicas or TP ranks have weights that differ.
     WeightsDiffer,
@@ -196,6 +204,21 @@ impl fmt::Display for ErrorCode {
 }
 
 impl ErrorCode {
+    /// Returns whether the code is that of a node that cannot be reached, so that the state of its processes is unknown.
+    pub fn is_of_unreachable_node(self) -> bool {
+        matches!(
+            self,
+            Self::NodeUnreachable
+                | Self::NoAddress
+                | Self::ConnectionRefused
+                | Self::HostKey
+                | Self::HostKeyUnknown
+                | Self::HostKeyChanged
+                | Self::LoginRefused
+                | Self::NoAnswer
+        )
+    }
+
     /// Returns the code of an IO error.
     pub fn of_io(error: &io::Error) -> Self {
         match error.kind() {

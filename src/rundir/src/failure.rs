@@ -328,7 +328,8 @@ mod tests {
 
     #[test]
     fn a_cause_is_read_as_it_was_written() {
-        for cause in [Cause::Root, Cause::Peer(None), Cause::Peer(Some(node("ml-1"))), Cause::Stop] {
+        let of_node = |name| Cause::Peer(Some(node(name)));
+        for cause in [Cause::Root, Cause::Peer(None), of_node("ml-1"), of_node("fe80::1%eth0"), Cause::Stop] {
             let failure = Failure { cause, ..Failure::new(ErrorCode::RankFailed, "what", "why", "fix") };
             let json = serde_json::to_string(&failure).unwrap();
             assert_eq!(serde_json::from_str::<Failure>(&json).unwrap(), failure);

@@ -158,7 +158,7 @@ impl RunDir {
 
     /// Returns the script that started an attempt on a node.
     pub fn launch_script(&self, attempt: u32, node: &NodeId) -> Utf8PathBuf {
-        self.attempt_dir(attempt).join("launch").join(format!("{node}.sh"))
+        self.attempt_dir(attempt).join("launch").join(format!("{}.sh", node.file_name()))
     }
 
     /// Returns the folder of the stacks that were collected at a time, in Unix seconds.
@@ -168,7 +168,7 @@ impl RunDir {
 
     /// Returns the stacks of one node.
     pub fn stacks_file(&self, attempt: u32, at_s: f64, node: &NodeId) -> Utf8PathBuf {
-        self.stacks_dir(attempt, at_s).join(format!("{node}.txt"))
+        self.stacks_dir(attempt, at_s).join(format!("{}.txt", node.file_name()))
     }
 
     /// Returns the file beside the stacks with the phases of all ranks and the collectives that they wait for.
@@ -203,7 +203,7 @@ impl RunDir {
 
     /// Returns the folder to which the supervisor and the ranks of a node write.
     pub fn node_dir(&self, node: &NodeId) -> Utf8PathBuf {
-        self.nodes().join(node.as_str())
+        self.nodes().join(node.file_name())
     }
 
     /// Returns the file with the ids of the node's processes ([`crate::PidFile`]).

@@ -132,7 +132,7 @@ impl RunDir {
         for entry in entries {
             let entry = entry.map_err(|e| Error::io("list", &dir, e))?;
             if entry.path().is_dir() {
-                nodes.extend(NodeId::new(entry.file_name().to_string_lossy()).ok());
+                nodes.extend(NodeId::from_file_name(&entry.file_name().to_string_lossy()));
             }
         }
         nodes.sort();
@@ -317,10 +317,11 @@ mod tests {
     #[test]
     fn only_folders_with_the_name_of_a_node_are_nodes() {
         let (_keep, run) = temp();
-        for name in ["ml-2", "ml-1", ".hidden", "not a node"] {
+        for name in ["ml-2", "ml-1", ".hidden", "not a node", "fe80++1@eth0", "::1"] {
             fs::create_dir_all(run.nodes().join(name)).unwrap();
         }
         fs::write(run.nodes().join("file"), "").unwrap();
-        assert_eq!(run.node_ids().unwrap(), [node("ml-1"), node("ml-2")]);
+        assert_eq!(run.node_ids().unwrap(), [node("fe80::1%eth0"), node("ml-1"), node("ml-2")]);
+        assert_eq!(run.node_dir(&node("fe80::1%eth0")), run.nodes().join("fe80++1@eth0"));
     }
 }

@@ -26,6 +26,15 @@ pub struct SampleSidecar {
     /// The image that the video begins with, if the model takes one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<Utf8PathBuf>,
+    /// The image that the video ends with, if there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image_end: Option<Utf8PathBuf>,
+    /// The video whose masked pixels were replaced, if there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub video: Option<Utf8PathBuf>,
+    /// The mask of that video.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mask: Option<Utf8PathBuf>,
     /// Seed of the initial noise and of the noise of each sampling step.
     pub seed: u64,
     /// Pixels per row.

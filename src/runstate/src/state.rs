@@ -87,7 +87,7 @@ fn unexplained(exit: &ExitFile) -> Failure {
             ErrorCode::RankFailed,
             "the run failed",
             format!("node {} recorded no reason", exit.node),
-            format!("read nodes/{}/logs in the run's folder", exit.node),
+            format!("read nodes/{}/logs in the run's folder", exit.node.file_name()),
         );
     };
     let how = match (rank.code, rank.signal) {

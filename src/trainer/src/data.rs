@@ -437,6 +437,19 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn several_readers_read_the_batch_of_one_reader() {
+        let (_keep, folder) = temp();
+        let mut recipe = dataset(&folder, None);
+        let mut batch = |readers: usize| {
+            recipe.data.readers = readers;
+            read(&mut open(&recipe).unwrap(), 1..6, 7).unwrap()
+        };
+        let (one, several) = (batch(1), batch(3));
+        assert_eq!((one.latent, one.text), (several.latent, several.text));
+        assert!(batch(100).latent.size()[0] == 5, "more readers than samples");
+    }
+
+    #[test]
     fn a_missing_file_fails_only_the_batch_that_needs_it() {
         let (_keep, folder) = temp();
         let recipe = dataset(&folder, None);

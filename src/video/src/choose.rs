@@ -26,6 +26,17 @@ impl FrameChoice {
         let Encode { mode, frames, stride, seed, .. } = *encode;
         Self { mode, frames, fps: encode.rate(), stride, seed }
     }
+
+    /// Returns the choice for frames whose rate is the rate of the choice: the same frames, chosen by their numbers. Without a rate, the
+    /// choice is the same.
+    pub fn by_number(&self) -> Self {
+        match (self.mode, self.fps) {
+            // These modes use no rate.
+            (FrameMode::Linspace | FrameMode::Stride, _) | (_, None) => self.clone(),
+            (FrameMode::TimeFps, _) => Self { mode: FrameMode::Head, fps: None, stride: 1, ..self.clone() },
+            _ => Self { fps: None, stride: 1, ..self.clone() },
+        }
+    }
 }
 
 /// A clip has too few frames, or the choice is not valid.
@@ -231,6 +242,20 @@ mod tests {
     fn a_low_rate_repeats_frames_and_they_are_counted() {
         let times = choose(&at(12.0, 13), &choice(FrameMode::TimeFps, 25, Some(24.0))).unwrap();
         assert_eq!(repeated(&times), 12);
+    }
+
+    #[test]
+    fn a_choice_by_number_takes_consecutive_frames_at_any_rate() {
+        let times = at(25.0, 100);
+        let taken = |mode, fps| chosen(&times, &choice(mode, 4, fps).by_number());
+        assert_eq!(taken(FrameMode::Head, Some(8.0)), [0, 1, 2, 3]);
+        assert_eq!(taken(FrameMode::TimeFps, Some(8.0)), [0, 1, 2, 3]);
+        assert_eq!(taken(FrameMode::Middle, Some(8.0)), [48, 49, 50, 51]);
+        // Without a rate, nothing changes.
+        assert_eq!(taken(FrameMode::Linspace, None), [0, 33, 66, 99]);
+        let apart = FrameChoice { stride: 10, ..choice(FrameMode::Head, 4, None) };
+        assert_eq!(apart.by_number(), apart);
+        assert_eq!(choice(FrameMode::TimeFps, 4, None).by_number().mode, FrameMode::TimeFps);
     }
 
     #[test]

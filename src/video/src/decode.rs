@@ -34,7 +34,7 @@ impl Programs {
     ///
     /// ffmpeg starts at the last keyframe before the first chosen frame, and writes the time stamp of every frame that it
     /// decodes. If a chosen frame is missing or ffmpeg logs an error, the file is decoded again from its start, and only
-    /// errors of that attempt are failures.
+    /// errors of that attempt are failures. Pictures are read without ffmpeg.
     ///
     /// # Errors
     /// `Malformed`, if a frame is missing or ffmpeg logs an error; `InvalidArgument`, if there is no frame at a time;
@@ -45,6 +45,9 @@ impl Programs {
         let indices = indices(source, times)?;
         if source.probe.is_picture() {
             return decode_picture(&source.path, picture, indices.len());
+        }
+        if source.probe.is_frames() {
+            return self.decode_frames(source, &indices, picture);
         }
         let plan = Plan::new(self, source, &indices, picture)?;
         let attempts = [self.seek(source, &plan), None];

@@ -27,7 +27,7 @@ const CUT_OFF: [&str; 5] =
 pub enum ClipFault {
     /// The file has no moving picture: only sound, or cover art.
     NoPicture,
-    /// The path is not a video: a picture, a folder or a device.
+    /// The path is not a video: a picture, a folder without pictures or a device.
     NotAVideo,
     /// The file is intact, but has a property that is not supported.
     Unsupported,

@@ -12,6 +12,7 @@
 //! * The rotation that the file states is applied, and pixels are made square. All sizes are those after both.
 //! * Colours are converted by the file's tags; without tags by BT.709 if the video has 720 lines or more, else by BT.601.
 //! * HDR (PQ and HLG) is tone-mapped to BT.709, or refused if this ffmpeg cannot do it.
+//! * A folder of pictures is a clip with a frame per picture, in the order of the numbers in their names. It has no rate of its own.
 //! * A file is suspect if ffprobe or ffmpeg logs an error about it. A suspect file is a failure, never silently used.
 
 mod cancel;
@@ -20,6 +21,7 @@ mod choose;
 mod colour;
 mod decode;
 mod failures;
+mod frame_folder;
 mod frames;
 mod geometry;
 mod gif;
@@ -37,10 +39,11 @@ pub use choose::{FrameChoice, NotEnough, choose, repeated};
 pub use colour::{COLOUR_RULE, Colour, Hdr, Matrix};
 pub use decode::decode;
 pub use failures::{ClipError, ClipFault};
+pub use frame_folder::frame_files;
 pub use frames::Frames;
 pub use geometry::Picture;
 pub use gif::Gif;
-pub use pictures::{is_picture, read_image, write_png};
+pub use pictures::{OTHER_PICTURE_ENDINGS, is_picture, read_image, write_png};
 pub use pool::{Order, Pool, PoolOptions};
 pub use probe::{Probe, probe};
 pub use programs::{Programs, check_installed};

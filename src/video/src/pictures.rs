@@ -4,6 +4,7 @@ use std::io::{BufWriter, Write};
 
 use camino::Utf8Path;
 use image::codecs::png::PngEncoder;
+use image::metadata::Orientation;
 use image::{DynamicImage, ExtendedColorType, ImageDecoder, ImageEncoder, ImageError, ImageReader};
 use rundir::{Error, ErrorCode, Failure};
 
@@ -18,6 +19,8 @@ use crate::write::Part;
 
 /// The file name extensions of pictures that are read as one frame.
 const PICTURE_ENDINGS: [&str; 4] = ["png", "jpg", "jpeg", "webp"];
+/// The file name extensions of pictures that cannot be read.
+pub const OTHER_PICTURE_ENDINGS: [&str; 4] = ["bmp", "tif", "tiff", "avif"];
 /// [`Probe::container`] of a picture.
 pub(crate) const PICTURE: &str = "picture";
 
@@ -61,9 +64,31 @@ pub fn read_image(path: &Utf8Path) -> Result<Frames, Failure> {
     Ok(Frames { width, height, count: 1, rgb: picture.into_raw() })
 }
 
+/// Returns the width and height of a PNG, JPEG or WebP, after the turn that its EXIF data states. Reads only the header.
+pub(crate) fn image_size(path: &Utf8Path) -> Result<(usize, usize), Failure> {
+    let size = || -> Result<(u32, u32), ImageError> {
+        let mut decoder = ImageReader::open(path)?.with_guessed_format()?.into_decoder()?;
+        let (width, height) = decoder.dimensions();
+        Ok(match decoder.orientation()? {
+            Orientation::Rotate90
+            | Orientation::Rotate270
+            | Orientation::Rotate90FlipH
+            | Orientation::Rotate270FlipH => (height, width),
+            _ => (width, height),
+        })
+    };
+    let (width, height) = size().map_err(|error| failure("read", path, error))?;
+    Ok((width as usize, height as usize))
+}
+
 /// Returns whether the extension of a file is that of a PNG, JPEG or WebP, which is read as a video of one frame.
 pub fn is_picture(path: &Utf8Path) -> bool {
-    path.extension().is_some_and(|ending| PICTURE_ENDINGS.iter().any(|known| ending.eq_ignore_ascii_case(known)))
+    has_ending(path, &PICTURE_ENDINGS)
+}
+
+/// Returns whether a file name has one of these extensions, in upper or lower case.
+pub(crate) fn has_ending(path: &Utf8Path, endings: &[&str]) -> bool {
+    path.extension().is_some_and(|ending| endings.iter().any(|known| ending.eq_ignore_ascii_case(known)))
 }
 
 /// Reads a picture as a clip of one frame at time 0. Does not use ffmpeg, which ignores the rotation in EXIF data and
@@ -74,9 +99,25 @@ pub(crate) fn picture(path: &Utf8Path) -> Result<VideoFile, ClipError> {
         ErrorCode::Malformed => damaged_picture(path, failure.why),
         _ => failure.into(),
     })?;
-    let probe = Probe {
-        container: PICTURE.into(),
-        codec: path.extension().unwrap_or_default().to_ascii_lowercase(),
+    let probe = probe(PICTURE, path, (width, height), 1, bytes);
+    Ok(VideoFile { path: path.to_owned(), probe, pts: vec![0], keys: Vec::new(), pictures: Vec::new() })
+}
+
+/// Returns the properties of a clip of pictures of one size.
+///
+/// * `container` — [`PICTURE`], or the container of a folder of frames.
+/// * `first` — the first picture.
+/// * `bytes` — the size of all pictures.
+pub(crate) fn probe(
+    container: &str,
+    first: &Utf8Path,
+    (width, height): (usize, usize),
+    frames: usize,
+    bytes: u64,
+) -> Probe {
+    Probe {
+        container: container.into(),
+        codec: first.extension().unwrap_or_default().to_ascii_lowercase(),
         stream: 0,
         video_streams: 1,
         width,
@@ -86,7 +127,7 @@ pub(crate) fn picture(path: &Utf8Path) -> Result<VideoFile, ClipError> {
         rotation: 0,
         sample_aspect: [1, 1],
         fps: 0.0,
-        frames: Some(1),
+        frames: Some(frames as u64),
         duration_s: 0.0,
         start_s: 0.0,
         time_base: [1, 1],
@@ -99,8 +140,7 @@ pub(crate) fn picture(path: &Utf8Path) -> Result<VideoFile, ClipError> {
         interlaced: false,
         bytes,
         errors: Vec::new(),
-    };
-    Ok(VideoFile { path: path.to_owned(), probe, pts: vec![0], keys: Vec::new() })
+    }
 }
 
 fn damaged_picture(path: &Utf8Path, why: String) -> ClipError {
@@ -111,16 +151,19 @@ fn damaged_picture(path: &Utf8Path, why: String) -> ClipError {
 
 /// Reads a picture, scales it with Pillow's Lanczos filter and crops it. Returns `count` copies.
 pub(crate) fn decode_picture(path: &Utf8Path, picture: &Picture, count: usize) -> Result<Frames, Failure> {
-    let frame = read_image(path)?;
+    let rgb = fitted(&read_image(path)?, picture).repeat(count);
+    Ok(Frames { width: picture.width, height: picture.height, count, rgb })
+}
+
+/// Scales a frame with Pillow's Lanczos filter, crops it, and returns its pixels `[H, W, 3]`.
+pub(crate) fn fitted(frame: &Frames, picture: &Picture) -> Vec<u8> {
     let fit = Fit::new(frame.width, frame.height, picture);
-    let scaled = lanczos(&frame, fit.scaled.0, fit.scaled.1);
-    let (width, height) = (picture.width, picture.height);
+    let scaled = lanczos(frame, fit.scaled.0, fit.scaled.1);
     let row = |row: usize| {
         let start = ((fit.at.1 + row) * scaled.width + fit.at.0) * 3;
-        &scaled.rgb[start..start + width * 3]
+        &scaled.rgb[start..start + picture.width * 3]
     };
-    let rgb: Vec<u8> = (0..height).flat_map(row).copied().collect();
-    Ok(Frames { width, height, count, rgb: rgb.repeat(count) })
+    (0..picture.height).flat_map(row).copied().collect()
 }
 
 fn failure(action: &'static str, path: &Utf8Path, error: ImageError) -> Failure {

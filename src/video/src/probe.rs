@@ -8,6 +8,7 @@ use serde_json::Value;
 use crate::child::{self, Run};
 use crate::colour::{Colour, Hdr, Matrix};
 use crate::failures::{self, ClipError, ClipFault, Complaints, about, check_file, damaged, killed, unusable};
+use crate::frame_folder::FRAMES;
 use crate::pictures::PICTURE;
 use crate::programs::Programs;
 
@@ -37,7 +38,7 @@ pub struct Probe {
     pub rotation: u32,
     /// Width to height of a stored pixel.
     pub sample_aspect: [u32; 2],
-    /// Average frames per second; 0 if unknown.
+    /// Average frames per second; 0 if unknown, as for a folder of frames.
     pub fps: f64,
     /// The number of frames that the container states, if it does. [`crate::frame_times`] counts the frames.
     pub frames: Option<u64>,
@@ -71,6 +72,11 @@ impl Probe {
     /// Returns whether the file is a picture: one frame at time 0.
     pub fn is_picture(&self) -> bool {
         self.container == PICTURE
+    }
+
+    /// Returns whether the clip is a folder of pictures, one per frame.
+    pub fn is_frames(&self) -> bool {
+        self.container == FRAMES
     }
 
     /// Returns the seconds of a time stamp.

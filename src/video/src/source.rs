@@ -9,6 +9,7 @@ use serde_json::Value;
 
 use crate::child::{self, Run};
 use crate::failures::{self, ClipError, Complaints, about, damaged, killed};
+use crate::frame_folder;
 use crate::pictures::{is_picture, picture};
 use crate::probe::{self, Asked, Probe};
 use crate::programs::Programs;
@@ -21,10 +22,10 @@ pub(crate) const FRAME_KEY: &str = "vidtui";
 /// A muxer counts time in periods of the average rate, and two frames of a variable rate may fall into the same period.
 pub(crate) const APART: &str = "settb=1,setpts=N*1000";
 
-/// A video file with the times of its frames.
+/// A video file, or a folder of frames, with the times of its frames.
 #[derive(Debug, Clone, PartialEq)]
 pub struct VideoFile {
-    /// The path of the file.
+    /// The path of the file or folder.
     pub path: Utf8PathBuf,
     /// The properties of the file.
     pub probe: Probe,
@@ -32,6 +33,8 @@ pub struct VideoFile {
     pub(crate) pts: Vec<i64>,
     /// The time stamps at which decoding can start, ascending; empty if unknown.
     pub(crate) keys: Vec<i64>,
+    /// The pictures of a folder of frames, in order; empty for other files.
+    pub(crate) pictures: Vec<Utf8PathBuf>,
 }
 
 impl VideoFile {
@@ -71,7 +74,8 @@ pub fn is_variable(times: &[f64]) -> bool {
 }
 
 impl Programs {
-    /// Probes a file and lists its frames. A file with the extension of a PNG, JPEG or WebP has one frame at time 0.
+    /// Probes a file and lists its frames. A file with the extension of a PNG, JPEG or WebP has one frame at time 0. A folder with such
+    /// pictures has a frame per picture; see [`VideoFile::at_rate`].
     ///
     /// For other files, one ffprobe process reads the whole file and decodes only the first frames. Files without packet time
     /// stamps are decoded once to list their frames. So are interlaced files, because their packets may be fields.
@@ -88,6 +92,9 @@ impl Programs {
     /// # Errors
     /// As [`Programs::open`], with the fault of the clip.
     pub fn examine(&self, path: &Utf8Path) -> Result<VideoFile, ClipError> {
+        if path.is_dir() {
+            return frame_folder::open(path);
+        }
         if is_picture(path) {
             return picture(path);
         }
@@ -104,7 +111,8 @@ impl Programs {
         if pts.is_empty() {
             return Err(damaged(path, "it has no frame"));
         }
-        Ok(VideoFile { path: path.to_owned(), probe, pts: pts.into_iter().collect(), keys: keys.into_iter().collect() })
+        let (pts, keys) = (pts.into_iter().collect(), keys.into_iter().collect());
+        Ok(VideoFile { path: path.to_owned(), probe, pts, keys, pictures: Vec::new() })
     }
 
     /// Lists the frames by decoding them. Their time stamps are the same as in [`Programs::decode`].
@@ -123,6 +131,10 @@ impl Programs {
     /// `Malformed`, if ffmpeg logs an error about the file; otherwise as [`Programs::open`].
     pub fn scan(&self, source: &VideoFile) -> Result<Scan, Failure> {
         const KEY: &str = "lavfi.idet.multiple.current_frame";
+        if source.probe.is_frames() {
+            self.check_frames(source)?;
+            return Ok(Scan { frames: source.pts.len(), interlaced: 0 });
+        }
         let filters = format!("idet,metadata=mode=print:key={KEY}:file='pipe\\:2':direct=1");
         let mut scan = Scan::default();
         self.walk(&source.path, &source.probe, &filters, &mut |line| {

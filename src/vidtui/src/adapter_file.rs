@@ -1,16 +1,17 @@
 //! Checks the adapter that training starts from.
 
+use camino::Utf8Path;
 use recipe::{Recipe, Task, TrainerKind};
 use rundir::{ErrorCode, Failure};
 use weights::LoraFile;
 
-/// Checks that the adapter of `lora.from`, if a recipe has one, fits the recipe.
+/// Checks that the adapter of `lora.from`, if a recipe has one, fits the recipe and that its values are finite.
 ///
 /// # Errors
-/// The file cannot be read, has other layers or another rank, or the launch has no weights to apply the adapter to.
+/// The file cannot be read, has other layers, another rank or values that are not finite, or the launch has no weights to apply the
+/// adapter to.
 pub fn check(recipe: &Recipe, has_weights: bool) -> Result<(), Failure> {
-    let trains = (recipe.trainer, recipe.task) == (TrainerKind::Embedded, Task::Train);
-    let Some(path) = recipe.lora.starts_from().filter(|_| trains && recipe.lora.is_used()) else { return Ok(()) };
+    let Some(path) = path(recipe) else { return Ok(()) };
     if !has_weights {
         return Err(Failure::new(
             ErrorCode::NoWeights,
@@ -19,5 +20,19 @@ pub fn check(recipe: &Recipe, has_weights: bool) -> Result<(), Failure> {
             "name these weights with --init",
         ));
     }
-    LoraFile::open(path)?.check_start(recipe)
+    let lora = LoraFile::open(path)?;
+    lora.check_start(recipe)?;
+    lora.check_finite()
+}
+
+/// Returns a note about the adapter of `lora.from`, such as one without an alpha. `None` if there is no note, or if the adapter
+/// cannot be read, which [`check`] reports.
+pub fn note(recipe: &Recipe) -> Option<String> {
+    LoraFile::open(path(recipe)?).ok()?.note().map(str::to_owned)
+}
+
+/// Returns the path of the adapter that training starts from.
+fn path(recipe: &Recipe) -> Option<&Utf8Path> {
+    let trains = (recipe.trainer, recipe.task) == (TrainerKind::Embedded, Task::Train);
+    recipe.lora.starts_from().filter(|_| trains && recipe.lora.is_used())
 }

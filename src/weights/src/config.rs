@@ -49,7 +49,8 @@ pub struct Config {
     pub spatial_interpolation_scale: f64,
     pub temporal_interpolation_scale: f64,
     pub use_rotary_positional_embeddings: bool,
-    pub use_learned_positional_embeddings: bool,
+    /// `None` if the file does not have the key.
+    pub use_learned_positional_embeddings: Option<bool>,
     pub patch_bias: bool,
 }
 
@@ -82,7 +83,7 @@ impl Default for Config {
             spatial_interpolation_scale: 1.875,
             temporal_interpolation_scale: 1.0,
             use_rotary_positional_embeddings: false,
-            use_learned_positional_embeddings: false,
+            use_learned_positional_embeddings: None,
             patch_bias: true,
         }
     }
@@ -210,7 +211,7 @@ impl Config {
     }
 
     fn positions(&self) -> Positions {
-        match (self.use_learned_positional_embeddings, self.use_rotary_positional_embeddings) {
+        match (self.use_learned_positional_embeddings == Some(true), self.use_rotary_positional_embeddings) {
             (true, _) => Positions::Learned,
             (_, true) => Positions::Rope,
             _ => Positions::SinCos,
@@ -266,6 +267,18 @@ pub fn model_from_diffusers(config: &Config) -> Result<Model, Failure> {
     };
     let in_time = config.patch_size_t.is_some();
     let ofs = config.ofs();
+    if matches!(config.family(), PublishedModel::FunControl | PublishedModel::Fun15Control)
+        && config.use_learned_positional_embeddings.is_none()
+    {
+        return Err(Failure::new(
+            ErrorCode::UnsupportedModel,
+            what(),
+            "its second latent is that of a control video, and the trainer supports second latents of images only",
+            "use a CogVideoX-Fun-InP model. If this model takes an image, set use_learned_positional_embeddings = false in its \
+             config.json",
+        ));
+    }
+    let learned = config.use_learned_positional_embeddings == Some(true);
     let rules: [(&str, bool, String); 11] = [
         ("patch_size_t", config.patch_size_t != Some(1), "1, a linear layer over single frames".into()),
         (
@@ -283,12 +296,12 @@ pub fn model_from_diffusers(config: &Config) -> Result<Model, Failure> {
         ("patch_bias", config.patch_bias || in_time, "false".into()),
         (
             "use_rotary_positional_embeddings",
-            config.use_rotary_positional_embeddings || !config.use_learned_positional_embeddings,
+            config.use_rotary_positional_embeddings || !learned,
             "false with learned positions".into(),
         ),
         (
             "patch_size_t",
-            !in_time || (config.use_rotary_positional_embeddings && !config.use_learned_positional_embeddings),
+            !in_time || (config.use_rotary_positional_embeddings && !learned),
             "above 1 without rotary positions, or with learned ones".into(),
         ),
     ];
@@ -331,6 +344,9 @@ pub fn model_from_diffusers(config: &Config) -> Result<Model, Failure> {
     set("qk_norm_eps", QK_NORM_EPS.into());
     set("spatial_interpolation", config.spatial_interpolation_scale.into());
     set("temporal_interpolation", config.temporal_interpolation_scale.into());
+    // CogVideoX-Fun's class resizes the table of config.json; its published models for inpainting have this class.
+    let is_fun = config.family() == PublishedModel::FunInP;
+    set("resize_positions", (is_fun && config.positions() == Positions::SinCos).into());
     // CogVideoX-2B has the default of diffusers' scheduler; all later models have no shift.
     let shift = if config.positions() == Positions::SinCos { 3.0 } else { 1.0 };
     set("snr_shift_scale", shift.into());
@@ -482,6 +498,7 @@ mod tests {
                 r#"{"patch_size_t":2,"use_rotary_positional_embeddings":true,"in_channels":32}"#,
                 PublishedModel::Fun15Control,
             ),
+            (r#"{"in_channels":32,"use_learned_positional_embeddings":false}"#, PublishedModel::FunControl),
             (r#"{"in_channels":33}"#, PublishedModel::FunInP),
             (r#"{"in_channels":32,"use_rotary_positional_embeddings":true}"#, PublishedModel::FunControl),
         ];
@@ -491,6 +508,31 @@ mod tests {
                 assert_eq!(PublishedModel::of(&model), family, "{text}");
             }
         }
+    }
+
+    #[test]
+    fn control_models_are_refused_by_name_and_other_models_with_a_second_latent_are_not() {
+        for control in [
+            r#"{"in_channels":32,"use_rotary_positional_embeddings":true}"#,
+            r#"{"in_channels":32}"#,
+            r#"{"patch_size_t":2,"use_rotary_positional_embeddings":true,"in_channels":32}"#,
+        ] {
+            let failure = model_from_diffusers(&config(control)).unwrap_err();
+            assert_eq!(
+                (failure.code, failure.what.contains("Control")),
+                (ErrorCode::UnsupportedModel, true),
+                "{control}"
+            );
+        }
+        let own = r#"{"in_channels":32,"use_learned_positional_embeddings":false}"#;
+        assert!(model_from_diffusers(&config(own)).is_ok());
+    }
+
+    #[test]
+    fn the_2b_model_for_inpainting_has_resized_positions() {
+        let resizes = |text| model_from_diffusers(&config(text)).unwrap().resize_positions;
+        assert!(resizes(r#"{"in_channels":33}"#));
+        assert!(!resizes("{}") && !resizes(r#"{"in_channels":33,"use_rotary_positional_embeddings":true}"#));
     }
 
     #[test]
@@ -511,7 +553,8 @@ mod tests {
         for text in texts {
             let model = model_from_diffusers(&config(text)).unwrap();
             let (back, notes) = model_to_diffusers(&model);
-            assert_eq!(serde_json::from_value::<Config>(back).unwrap(), config(text));
+            let wanted = Config { use_learned_positional_embeddings: Some(false), ..config(text) };
+            assert_eq!(serde_json::from_value::<Config>(back).unwrap(), wanted);
             assert_eq!(notes, [""; 0]);
         }
     }
@@ -526,10 +569,14 @@ mod tests {
         let ttt =
             Model { layer: Layer::TttMlp, ttt_mini_batch: 64, latent_scale: 0.7, latent_frames: 4, ..model.clone() };
         assert_eq!((of(&model).as_str(), of(&ttt).as_str()), (published, published));
-        let grown: Value = serde_json::from_str(&of(&Model { in_channels: 32, ..model.clone() })).unwrap();
+        // Without the key of learned positions, a second latent would be that of a control video.
+        let grown = Model { in_channels: 32, ..model.clone() };
+        let text: Value = serde_json::from_str(&of(&grown)).unwrap();
+        assert_eq!(text, model_to_diffusers(&grown).0);
+        let inpainting: Value = serde_json::from_str(&of(&Model { in_channels: 33, ..model.clone() })).unwrap();
         let mut wanted: Value = serde_json::from_str(published).unwrap();
-        wanted["in_channels"] = 32.into();
-        assert_eq!(grown, wanted);
+        wanted["in_channels"] = 33.into();
+        assert_eq!(inpainting, wanted);
         let shorter: Value = serde_json::from_str(&of(&Model { base_frames: 4, ..model.clone() })).unwrap();
         assert_eq!((&shorter["sample_frames"], &shorter["dropout"]), (&13.into(), &0.1.into()));
         // A configuration that differs in more than the number of frames cannot be corrected, and neither can text that

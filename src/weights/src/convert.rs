@@ -4,11 +4,12 @@ mod link;
 mod lora;
 mod model;
 
+use crate::finite::NotFinite;
 use crate::location::SourceKind;
 use crate::lora::{LoraFile, LoraForm};
 use crate::report::Report;
 use crate::source::WeightsSource;
-use crate::write::{Doing, NewTensorFile, OnProgress, WriteProgress, stopped, write_tensor_files};
+use crate::write::{Doing, NewTensorFile, OnProgress, WriteProgress, WrittenFiles, stopped, write_and_count};
 use crate::{Dtype, destination};
 use camino::{Utf8Path, Utf8PathBuf};
 use link::Linked;
@@ -18,7 +19,7 @@ use rundir::{
     WholeFolder, write_atomic,
 };
 use serde::Serialize;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::ops::ControlFlow;
@@ -58,6 +59,8 @@ pub struct ConvertRequest {
     pub seed: u64,
     /// Tensors of the source that may stay unused. A `*` at the end matches any suffix.
     pub allow_unused: Vec<String>,
+    /// Whether weights and adapters may have values that are NaN or infinite.
+    pub allow_not_finite: bool,
     /// Whether the output of an earlier conversion may be replaced.
     pub force: bool,
     /// The largest size of a shard. The default depends on the target format.
@@ -84,6 +87,7 @@ impl ConvertRequest {
             dtype: None,
             seed: 42,
             allow_unused: Vec::new(),
+            allow_not_finite: false,
             force: false,
             shard_bytes: None,
             link: false,
@@ -109,6 +113,8 @@ pub struct ConvertPlan {
     pub model: Option<Model>,
     /// The mapping of every tensor.
     pub report: Report,
+    /// Whether values that are NaN or infinite are written.
+    allow_not_finite: bool,
     files: Vec<NewTensorFile>,
     /// Files of the source that the target links to.
     links: Vec<Linked>,
@@ -125,6 +131,8 @@ pub struct Converted {
     pub bytes: u64,
     /// The number of tensor files, linked files included.
     pub files: usize,
+    /// The tensors with values that are not finite, if the request allows them.
+    pub not_finite: Vec<NotFinite>,
 }
 
 /// Plans a conversion. Reads headers only, writes nothing.
@@ -157,8 +165,9 @@ pub fn plan_conversion(request: &ConvertRequest) -> Result<ConvertPlan, Failure>
         (_, false) => {
             let merge = request.merge.as_deref().map(LoraFile::open).transpose()?;
             let warning = merge.as_ref().and_then(|lora| lora.other_base(&source));
+            let note = merge.as_ref().and_then(LoraFile::note).map(str::to_owned);
             let mut plan = model::plan(request, source, merge.as_ref())?;
-            plan.report.notes.extend(warning);
+            plan.report.notes.extend(warning.into_iter().chain(note));
             Ok(plan)
         }
     }
@@ -187,6 +196,9 @@ impl ConvertPlan {
     /// # Errors
     /// Returns the first failed check.
     pub fn check(&self, force: bool) -> Result<(), Failure> {
+        if matches!(self.to, Form::Lora(_)) {
+            lora::check(self)?;
+        }
         self.report.check(self.source.location.path.as_str())?;
         let sources: Vec<&Utf8Path> =
             self.merge.iter().chain([&self.source.location.path]).map(|path| &**path).collect();
@@ -199,7 +211,8 @@ impl ConvertPlan {
     /// `now_s` and `random` determine the run ID in the manifest of a new checkpoint.
     ///
     /// # Errors
-    /// Fails when [`ConvertPlan::check`] fails, a checksum of the source does not match, or an I/O error occurs.
+    /// Fails when [`ConvertPlan::check`] fails, a checksum of the source does not match, a value is not finite and the request does
+    /// not allow it, or an I/O error occurs.
     pub fn execute(
         &self,
         force: bool,
@@ -230,7 +243,7 @@ impl ConvertPlan {
 
     /// Writes or links the tensor files and verifies the checksums of the source checkpoint at the same time, so that a
     /// damaged source is found before the target is committed.
-    fn write(&self, dir: &Utf8Path, progress: OnProgress<'_>) -> Result<Vec<FileSum>, Failure> {
+    fn write(&self, dir: &Utf8Path, progress: OnProgress<'_>) -> Result<WrittenFiles, Failure> {
         let files = self.summed();
         let checked: u64 = files.iter().map(|(wanted, _)| wanted.bytes).sum();
         let total = checked + self.links.iter().map(|linked| linked.bytes).sum::<u64>();
@@ -257,11 +270,11 @@ impl ConvertPlan {
                 .iter()
                 .map(|linked| {
                     let mut read = reporter(report_bytes.clone());
-                    scope.spawn(move || checksum(&linked.source, &mut read))
+                    scope.spawn(move || checksum_and_count(linked, &mut read))
                 })
                 .collect();
             drop(report_bytes);
-            let written = write_tensor_files(dir, &self.files, &mut |written| match damaged.load(Ordering::Relaxed) {
+            let written = write_and_count(dir, &self.files, &mut |written| match damaged.load(Ordering::Relaxed) {
                 true => ControlFlow::Break(()),
                 false => progress(written),
             });
@@ -274,17 +287,40 @@ impl ConvertPlan {
             }
             let checked = checking.join().expect("checksum threads do not panic");
             let summed = self.links.iter().zip(summing).map(|(linked, thread)| {
-                let xxh3 = thread.join().expect("checksum threads do not panic")?;
-                Ok(FileSum { name: linked.name.clone(), bytes: linked.bytes, xxh3 })
+                let (xxh3, not_finite) = thread.join().expect("checksum threads do not panic")?;
+                Ok((FileSum { name: linked.name.clone(), bytes: linked.bytes, xxh3 }, not_finite))
             });
             // Damage in the source stops the writer, so the damage is the error to report.
-            let mut sums = match damaged.load(Ordering::Relaxed) {
+            let mut written = match damaged.load(Ordering::Relaxed) {
                 true => checked.and(written),
-                false => written.and_then(|sums| checked.map(|()| sums)),
+                false => written.and_then(|written| checked.map(|()| written)),
             }?;
-            sums.extend(summed.collect::<Result<Vec<_>, Failure>>()?);
-            Ok(sums)
+            let sources: BTreeMap<&str, &str> =
+                self.report.mapped.iter().map(|row| (row.target.as_str(), row.source.as_str())).collect();
+            for found in &mut written.not_finite {
+                if let Some(source) = sources.get(found.tensor.as_str()) {
+                    found.tensor = (*source).to_owned();
+                }
+            }
+            for (sum, not_finite) in summed.collect::<Result<Vec<_>, Failure>>()? {
+                written.sums.push(sum);
+                written.not_finite.extend(not_finite);
+            }
+            Ok(written)
         })
+    }
+
+    /// Checks that all values are finite, unless the request allows others.
+    fn check_finite(&self, not_finite: &[NotFinite]) -> Result<(), Failure> {
+        if not_finite.is_empty() || self.allow_not_finite {
+            return Ok(());
+        }
+        Err(Failure::new(
+            ErrorCode::NotFinite,
+            format!("cannot convert {}", self.source.location.path),
+            NotFinite::words(not_finite),
+            "get the weights again, or use an earlier checkpoint; vidtui convert --allow-not-finite converts them as they are",
+        ))
     }
 
     fn fill(
@@ -295,7 +331,8 @@ impl ConvertPlan {
         progress: OnProgress<'_>,
     ) -> Result<Converted, Failure> {
         let dir = folder.dir();
-        let sums = self.write(dir, progress)?;
+        let WrittenFiles { sums, not_finite } = self.write(dir, progress)?;
+        self.check_finite(&not_finite)?;
         let bytes = sums.iter().map(|sum| sum.bytes).sum();
         let count = sums.len();
         let mut files = sums;
@@ -311,7 +348,7 @@ impl ConvertPlan {
                 Staging::alone(&self.target).commit(&untrained(), self.manifest(id, now_s, files))?;
             }
         }
-        Ok(Converted { target: self.target.clone(), bytes, files: count })
+        Ok(Converted { target: self.target.clone(), bytes, files: count, not_finite })
     }
 
     fn manifest(&self, run: RunId, now_s: f64, files: Vec<FileSum>) -> CheckpointManifest {
@@ -352,7 +389,7 @@ impl ConvertPlan {
 /// Verifies the checksums of files. Calls `read` with the number of bytes after each read; `read` can stop the work.
 fn verify(files: &[(&FileSum, Utf8PathBuf)], read: &mut dyn FnMut(u64) -> ControlFlow<()>) -> Result<(), Failure> {
     files.iter().try_for_each(|(wanted, path)| {
-        let found = checksum(path, read)?;
+        let found = checksum(path, read, &mut |_| ())?;
         if found == wanted.xxh3 {
             return Ok(());
         }
@@ -360,8 +397,22 @@ fn verify(files: &[(&FileSum, Utf8PathBuf)], read: &mut dyn FnMut(u64) -> Contro
     })
 }
 
-/// Returns the checksum of a file in the format of manifests. Calls `read` as [`verify`] does.
-fn checksum(path: &Utf8Path, read: &mut dyn FnMut(u64) -> ControlFlow<()>) -> Result<String, Failure> {
+/// Returns the checksum of a linked file, and the tensors in it that have values that are not finite. Calls `read` as [`verify`] does.
+fn checksum_and_count(
+    linked: &Linked,
+    read: &mut dyn FnMut(u64) -> ControlFlow<()>,
+) -> Result<(String, Vec<NotFinite>), Failure> {
+    let mut scan = linked.scan();
+    let xxh3 = checksum(&linked.source, read, &mut |bytes| scan.see(bytes))?;
+    Ok((xxh3, scan.found()))
+}
+
+/// Returns the checksum of a file in the format of manifests. Calls `read` as [`verify`] does, and `see` with all bytes in order.
+fn checksum(
+    path: &Utf8Path,
+    read: &mut dyn FnMut(u64) -> ControlFlow<()>,
+    see: &mut dyn FnMut(&[u8]),
+) -> Result<String, Failure> {
     let io = |source| crate::Error::Io { path: path.to_owned(), source };
     let (mut file, mut sum, mut buffer) = (File::open(path).map_err(io)?, Xxh3::new(), vec![0; 1 << 20]);
     loop {
@@ -369,6 +420,7 @@ fn checksum(path: &Utf8Path, read: &mut dyn FnMut(u64) -> ControlFlow<()>) -> Re
             Ok(0) => return Ok(format!("{:016x}", sum.digest())),
             Ok(n) => {
                 sum.update(&buffer[..n]);
+                see(&buffer[..n]);
                 if read(n as u64).is_break() {
                     return Err(stopped());
                 }

@@ -338,6 +338,8 @@ fn read_dcp(folder: &Utf8Path) -> Result<(), String> {
 
 fn prepare_lora(folder: &Utf8Path) -> Vec<Vec<u8>> {
     copy_folder(&fixture("weights/lora/peft"), &folder.join("lora"));
+    // It would contradict the metadata of the second file.
+    fs::remove_file(folder.join("lora/adapter_config.json")).unwrap();
     let own = fs::read(folder.join("lora/adapter_model.safetensors")).unwrap();
     vec![own, fs::read(fixture("weights/lora/diffusers/pytorch_lora_weights.safetensors")).unwrap()]
 }

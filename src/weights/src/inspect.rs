@@ -72,6 +72,8 @@ pub struct Stats {
     pub max: Option<f64>,
     /// The mean; `None` if no value is finite.
     pub mean: Option<f64>,
+    /// The mean of the absolute values; `None` if no value is finite.
+    pub mean_abs: Option<f64>,
     /// The number of NaNs.
     pub nan: u64,
     /// The number of infinite values.
@@ -203,11 +205,12 @@ fn blocks(source: &WeightsSource) -> Option<usize> {
 
 fn sum_up(files: &mut Files, tensor: &StoredTensor) -> Result<Stats, Error> {
     let (mut min, mut max, mut sum, mut finite) = (f64::INFINITY, f64::NEG_INFINITY, 0.0, 0u64);
-    let (mut nan, mut infinite) = (0, 0);
+    let (mut sum_abs, mut nan, mut infinite) = (0.0, 0, 0);
     for_each_chunk(files, [tensor], |[bytes]| {
         for value in cast::values(tensor.dtype, bytes) {
             if value.is_finite() {
                 (min, max, sum, finite) = (min.min(value), max.max(value), sum + value, finite + 1);
+                sum_abs += value.abs();
             } else if value.is_nan() {
                 nan += 1;
             } else {
@@ -216,7 +219,8 @@ fn sum_up(files: &mut Files, tensor: &StoredTensor) -> Result<Stats, Error> {
         }
     })?;
     let known = |value| (finite > 0).then_some(value);
-    Ok(Stats { min: known(min), max: known(max), mean: known(sum / finite as f64), nan, infinite })
+    let (mean, mean_abs) = (known(sum / finite as f64), known(sum_abs / finite as f64));
+    Ok(Stats { min: known(min), max: known(max), mean, mean_abs, nan, infinite })
 }
 
 #[cfg(test)]
@@ -297,8 +301,10 @@ mod tests {
         fs::write(&path, bytes).unwrap();
         let seen = inspect(&path, true).unwrap();
         let stats = |name: &str| seen.tensors.iter().find(|row| row.name == name).unwrap().stats.unwrap();
-        assert_eq!(stats("w"), Stats { min: Some(-3.0), max: Some(5.0), mean: Some(1.0), nan: 2, infinite: 1 });
-        assert_eq!(stats("empty"), Stats { min: None, max: None, mean: None, nan: 0, infinite: 0 });
+        let w = Stats { min: Some(-3.0), max: Some(5.0), mean: Some(1.0), mean_abs: Some(3.0), nan: 2, infinite: 1 };
+        assert_eq!(stats("w"), w);
+        let empty = Stats { min: None, max: None, mean: None, mean_abs: None, nan: 0, infinite: 0 };
+        assert_eq!(stats("empty"), empty);
     }
 
     #[test]

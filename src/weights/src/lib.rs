@@ -14,11 +14,13 @@ mod dcp;
 pub mod destination;
 mod dtype;
 mod encoder;
+mod finite;
 #[cfg(any(test, feature = "fixtures"))]
 pub mod fixtures;
 mod flight_record;
 mod initial_values;
 mod inspect;
+mod lfs;
 mod location;
 mod lora;
 mod merge;
@@ -48,6 +50,7 @@ pub use encoder::{
     EncoderFiles, EncoderReader, Parameter, Peak, Rows, T5Config, TileSize, TileSpan, Tiles, VaeConfig, Window,
     t5_memory, vae_memory, windows,
 };
+pub use finite::NotFinite;
 pub use flight_record::{RecordedCollective, read_flight_record};
 pub use inspect::{Inspection, Stats, TensorRow, inspect, inspect_with};
 pub use location::{SourceKind, SourceLocation, TTT_FILE};

@@ -1,22 +1,25 @@
-//! Reads LoRA adapters of CogVideoX in the formats of diffusers, PEFT and kohya.
+//! Reads LoRA adapters of CogVideoX in the formats of diffusers, PEFT and kohya, and in those of programs with similar names.
 
+mod alpha;
 mod apply;
+mod files;
+mod names;
 
 pub use apply::Factors;
+pub(crate) use files::{is_adapter, open as open_files};
 
-use crate::cast::values;
+use crate::cast::{self, values};
 use crate::checkpoint_tensors::{checkpoint_tensors, use_average};
-use crate::config::read_json;
 use crate::location::SourceLocation;
 use crate::merge::Merge;
 use crate::tensor_spans::{Files, StoredTensor, Tensors};
-use crate::{Header, cast, tensor_spans};
+use alpha::Alphas;
 use camino::{Utf8Path, Utf8PathBuf};
-use recipe::{Model, ParamSpec, UseEma, param_specs};
-use regex::Regex;
+use files::Opened;
+use names::{BLOCKS, LayerNames, Modules, Names, OTHER_MODEL, Refusal};
+use recipe::{ParamSpec, UseEma, param_specs};
 use rundir::{BaseWeights, Checkpoint, ErrorCode, Failure, RunDir};
 use serde::Serialize;
-use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
@@ -27,6 +30,8 @@ pub(crate) const PEFT_FILE: &str = "adapter_model.safetensors";
 pub(crate) const PEFT_CONFIG: &str = "adapter_config.json";
 /// The file name for new adapters in kohya's format, which defines no name.
 pub(crate) const KOHYA_FILE: &str = "lora.safetensors";
+/// The file names of adapters that diffusers, PEFT and this program save.
+const FILES: [&str; 3] = [DIFFUSERS_FILE, PEFT_FILE, KOHYA_FILE];
 /// The metadata key of a diffusers adapter with rank and alpha as JSON.
 pub(crate) const METADATA: &str = "lora_adapter_metadata";
 /// The metadata key of the rotary positions that an adapter was trained with: a value of `model.rotary`.
@@ -67,6 +72,9 @@ impl fmt::Display for LoraForm {
     }
 }
 
+/// The prefix of all names in a model of PEFT.
+const PEFT_PREFIX: &str = "base_model.model.";
+
 /// An adapter.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LoraFile {
@@ -79,8 +87,10 @@ pub struct LoraFile {
     /// The layers by their diffusers module name, such as `transformer_blocks.0.attn1.to_q`. Layers that diffusers does not have
     /// (TTT) have this trainer's name, such as `blocks.0.ttt.q`.
     pub layers: BTreeMap<String, LoraLayer>,
-    /// Tensors that belong to no layer.
+    /// Tensors of a checkpoint that belong to no layer. Files with such tensors are refused.
     pub unused: Vec<String>,
+    /// A note about layers without an alpha.
+    note: Option<String>,
 }
 
 /// One layer of an adapter.
@@ -92,15 +102,14 @@ pub struct LoraLayer {
     pub up: StoredTensor,
     /// Alpha: the product of the factors is scaled by alpha / rank.
     pub alpha: f64,
-    /// The names of the layer's tensors in the file.
-    pub names: Vec<String>,
+    /// The names of the down and the up projection in the file.
+    pub names: [String; 2],
 }
 
 impl LoraLayer {
     /// Returns the down and the up projection with their names.
     pub fn factors(&self) -> impl Iterator<Item = (&String, &StoredTensor)> {
-        // Sorted names: an alpha comes before the factors, and down before up.
-        self.names.iter().filter(|name| !name.ends_with(".alpha")).zip([&self.down, &self.up])
+        self.names.iter().zip([&self.down, &self.up])
     }
 
     /// Returns the rank.
@@ -109,9 +118,24 @@ impl LoraLayer {
     }
 }
 
-/// Returns whether tensor names are those of an adapter.
-pub(crate) fn is_lora<'a>(mut names: impl Iterator<Item = &'a String>) -> bool {
-    names.any(|name| name.contains(".lora_A.") || name.contains(".lora_down."))
+/// Returns whether tensors have the names of those of an adapter, which may be one of another method or model.
+pub(crate) fn has_adapter_names(tensors: &Tensors) -> bool {
+    !matches!(names::find(tensors), Ok(None))
+}
+
+/// Returns whether diffusers, PEFT or this program saves adapters under a file name.
+pub(crate) fn is_adapter_name(name: &str) -> bool {
+    FILES.contains(&name) || FILES.iter().any(|own| own.replace(".safetensors", ".bin") == name)
+}
+
+/// Checks that the weights of a model have no factors of an adapter beside them.
+pub(crate) fn check_merged(model: &Utf8Path, tensors: &Tensors) -> Result<(), Failure> {
+    match names::unmerged(tensors) {
+        Some(Refusal { why, fix }) => {
+            Err(Failure::new(ErrorCode::UnsupportedModel, format!("cannot read the model {model}"), why, fix))
+        }
+        None => Ok(()),
+    }
 }
 
 /// Returns the name of a weight's layer: the diffusers name if there is one, otherwise this trainer's name.
@@ -138,7 +162,7 @@ impl OwnNames {
             let ours = spec.name.strip_prefix("blocks.0.")?.strip_suffix(".weight")?.to_owned();
             Some((ours, spec.diffusers?.strip_prefix("transformer_blocks.0.")?.strip_suffix(".weight")?.to_owned()))
         };
-        Self(param_specs(&any_model()).into_iter().filter_map(layer).collect())
+        Self(param_specs(&names::any_model()).into_iter().filter_map(layer).collect())
     }
 
     /// Returns the diffusers module of a layer such as `blocks.3.attn.q`.
@@ -147,34 +171,6 @@ impl OwnNames {
         let (_, module) = self.0.iter().find(|(ours, _)| ours == layer)?;
         Some(format!("{BLOCKS}{block}.{module}"))
     }
-}
-
-/// The role of a tensor in a layer.
-#[derive(PartialEq)]
-enum LoraTensor {
-    Down,
-    Up,
-    Alpha,
-}
-
-/// The suffixes of tensor names and the roles that they stand for.
-const ENDS: [(&str, LoraTensor); 7] = [
-    (".lora_A.weight", LoraTensor::Down),
-    (".lora_B.weight", LoraTensor::Up),
-    (".lora_A.default.weight", LoraTensor::Down),
-    (".lora_B.default.weight", LoraTensor::Up),
-    (".lora_down.weight", LoraTensor::Down),
-    (".lora_up.weight", LoraTensor::Up),
-    (".alpha", LoraTensor::Alpha),
-];
-
-/// The tensors of a layer read so far.
-#[derive(Default)]
-struct Parts {
-    down: Option<StoredTensor>,
-    up: Option<StoredTensor>,
-    alpha: Option<f64>,
-    names: Vec<String>,
 }
 
 impl LoraFile {
@@ -196,23 +192,7 @@ impl LoraFile {
         }
         // Files of other programs have no averages.
         use_average(path, &mut Tensors::new(), &Tensors::new(), ema)?;
-        let file = match path.is_dir() {
-            true => [DIFFUSERS_FILE, PEFT_FILE, KOHYA_FILE]
-                .map(|name| path.join(name))
-                .into_iter()
-                .find(|file| file.is_file())
-                .ok_or_else(|| {
-                    let why = format!("the folder has no {DIFFUSERS_FILE}, {PEFT_FILE} or {KOHYA_FILE}");
-                    Failure::new(
-                        ErrorCode::UnsupportedModel,
-                        format!("cannot read the adapter {path}"),
-                        why,
-                        "give the path of its .safetensors file",
-                    )
-                })?,
-            false => path.to_owned(),
-        };
-        Self::tensors_of_header(path, &Header::read(&file)?)
+        Self::of_files(path, &files::open(path)?)
     }
 
     /// Opens an identified adapter.
@@ -233,66 +213,50 @@ impl LoraFile {
             let (Some(down), Some(up)) = (tensors.get(name), tensors.get(&other)) else { continue };
             let module = modules.diffusers(layer).unwrap_or_else(|| layer.to_owned());
             let alpha = scale * down.shape[0] as f64;
-            let names = vec![name.clone(), other];
+            let names = [name.clone(), other];
             layers.insert(module, LoraLayer { down: down.clone(), up: up.clone(), alpha, names });
         }
         let used: BTreeSet<&String> = layers.values().flat_map(|layer: &LoraLayer| &layer.names).collect();
         let unused = tensors.keys().filter(|name| !used.contains(name)).cloned().collect();
         let base = checkpoint.manifest.base.clone();
-        Ok(Self { path: path.to_owned(), form: None, base, layers, unused })
+        Ok(Self { path: path.to_owned(), form: None, base, layers, unused, note: None })
     }
 
-    fn tensors_of_header(path: &Utf8Path, header: &Header) -> Result<Self, Failure> {
-        let bad = |why: String| {
-            let fix = "use a LoRA of a CogVideoX transformer that diffusers, PEFT or kohya's scripts saved";
-            Failure::new(ErrorCode::UnsupportedModel, format!("cannot read the adapter {path}"), why, fix)
+    /// Opens the adapter in the files of another program.
+    fn of_files(path: &Utf8Path, opened: &Opened) -> Result<Self, Failure> {
+        let refuse = |refusal: Refusal| refusal.of(path);
+        let none = || Refusal::new("it has no LoRA tensor", OTHER_MODEL);
+        let names = names::find(&opened.tensors).and_then(|names| names.ok_or_else(none)).map_err(refuse)?;
+        let Names { prefix, layers: named } = names;
+        let alphas = Alphas::read(path, opened)?;
+        let (mut layers, mut files, mut without_alpha) = (BTreeMap::new(), Files::default(), 0);
+        for (module, LayerNames { down, up, alpha }) in named {
+            let names = [down, up];
+            let [down, up] = names.each_ref().map(|name| opened.tensors[name].clone());
+            check_factors(&module, &down, &up).map_err(refuse)?;
+            let own = alpha.map(|name| {
+                let value = scalar(&mut files, &opened.tensors[&name]);
+                value.ok_or_else(|| Refusal::new(format!("{name} is not a number"), "set a number there"))
+            });
+            let own = own.transpose().map_err(refuse)?;
+            let rank = down.shape[0];
+            let in_model = format!("{}{module}", prefix.strip_prefix(PEFT_PREFIX).unwrap_or(&prefix));
+            let alpha = alphas.of(&module, &in_model, rank, own).map_err(refuse)?;
+            without_alpha += usize::from(alpha.is_none());
+            layers.insert(module, LoraLayer { down, up, alpha: alpha.unwrap_or(rank as f64), names });
+        }
+        let form = match &prefix {
+            prefix if prefix.ends_with('_') => LoraForm::Kohya,
+            prefix if prefix.contains(PEFT_PREFIX) => LoraForm::Peft,
+            _ => LoraForm::Diffusers,
         };
-        let tensors = tensor_spans::tensors_of_header(header);
-        let kohya = Underscored::new();
-        let mut parts: BTreeMap<String, Parts> = BTreeMap::new();
-        let (mut unused, mut files, mut form) = (Vec::new(), Files::default(), None);
-        for (name, tensor) in tensors {
-            let Some((own, module, part)) = split(&name, &kohya) else {
-                unused.push(name);
-                continue;
-            };
-            if form.is_some_and(|form| form != own) {
-                return Err(bad(format!("it mixes formats: {name} is a {own} name, other names are not")));
-            }
-            form = Some(own);
-            let layer = parts.entry(module).or_default();
-            match part {
-                LoraTensor::Alpha => {
-                    layer.alpha =
-                        Some(scalar(&mut files, &tensor).ok_or_else(|| bad(format!("{name} is not a number")))?)
-                }
-                LoraTensor::Down => layer.down = Some(tensor),
-                LoraTensor::Up => layer.up = Some(tensor),
-            }
-            layer.names.push(name);
-        }
-        let form = form.ok_or_else(|| bad("it has no LoRA tensor".into()))?;
-        let alphas = Alphas::read(&header.path, header, form)?;
-        let mut layers = BTreeMap::new();
-        for (module, parts) in parts {
-            let (Some(down), Some(up)) = (parts.down, parts.up) else {
-                return Err(bad(format!("{module} has only one of its two factors")));
-            };
-            let two = |tensor: &StoredTensor| {
-                tensor.shape.len() == 2 && cast::FLOATS.contains(&tensor.dtype) && tensor.elements() > 0
-            };
-            if !two(&down) || !two(&up) || down.shape[0] != up.shape[1] {
-                let words = |t: &StoredTensor| format!("{} {:?}", t.dtype, t.shape);
-                return Err(bad(format!("the factors of {module} are {} and {}", words(&down), words(&up))));
-            }
-            let rank = down.shape[0] as f64;
-            let alpha = parts
-                .alpha
-                .map_or_else(|| alphas.of(&module, rank), Ok)
-                .map_err(|(one, other)| bad(format!("its alpha_pattern sets both {one} and {other} for {module}")))?;
-            layers.insert(module, LoraLayer { down, up, alpha, names: parts.names });
-        }
-        Ok(Self { path: path.to_owned(), form: Some(form), base: None, layers, unused })
+        let note = (without_alpha > 0).then(|| alpha_note(path, without_alpha, &layers, &prefix, opened));
+        Ok(Self { path: path.to_owned(), form: Some(form), base: None, layers, unused: Vec::new(), note })
+    }
+
+    /// Returns a note for the user if layers have no alpha, so that their scale is assumed to be 1.
+    pub fn note(&self) -> Option<&str> {
+        self.note.as_deref()
     }
 
     /// Returns the layer of a weight with its name; `None` if the layer has no adapter.
@@ -303,7 +267,7 @@ impl LoraFile {
 
     /// Moves the layers that diffusers does not have to the unused tensors.
     pub(crate) fn only_diffusers_layers(mut self) -> Self {
-        let known = Underscored::new();
+        let known = Modules::new();
         let (layers, others) = self.layers.into_iter().partition(|(module, _)| known.contains(module));
         self.layers = layers;
         self.unused.extend(others.into_values().flat_map(|layer: LoraLayer| layer.names));
@@ -336,37 +300,55 @@ impl LoraFile {
         let scale = scale * layer.alpha / layer.rank() as f64;
         Ok(Some(Merge { down: layer.down.clone(), up: layer.up.clone(), scale }))
     }
-
-    /// Returns the names of the tensors of layers that are not in `used`, and of tensors without a layer.
-    pub(crate) fn names_except(&self, used: &BTreeSet<String>) -> Vec<String> {
-        let layers = self.layers.iter().filter(|(module, _)| !used.contains(*module));
-        layers.flat_map(|(_, layer)| layer.names.iter()).chain(&self.unused).cloned().collect()
-    }
-
-    /// Returns the factors of all layers by tensor name.
-    pub(crate) fn tensors(&self) -> Tensors {
-        let mut tensors = Tensors::new();
-        for layer in self.layers.values() {
-            tensors.extend(layer.factors().map(|(name, tensor)| (name.clone(), tensor.clone())));
-        }
-        tensors
-    }
 }
 
-/// Splits a tensor name into its format, the diffusers module name and its role in the layer.
-fn split(name: &str, kohya: &Underscored) -> Option<(LoraForm, String, LoraTensor)> {
-    let (stem, part) = ENDS.into_iter().find_map(|(end, part)| Some((name.strip_suffix(end)?, part)))?;
-    if let Some(path) = stem.strip_prefix("lora_unet_").or_else(|| stem.strip_prefix("lora_transformer_")) {
-        return Some((LoraForm::Kohya, kohya.module(path.trim_start_matches('_'))?, part));
+/// Checks that two factors are those of a linear layer.
+fn check_factors(module: &str, down: &StoredTensor, up: &StoredTensor) -> Result<(), Refusal> {
+    if let Some(tensor) = [down, up].into_iter().find(|tensor| tensor.shape.len() > 2) {
+        let why = format!("its layer {module} is a convolution ({:?}); only linear layers are supported", tensor.shape);
+        return Err(Refusal::new(why, "train it again without this layer"));
     }
-    let (form, module) = match stem.strip_prefix("base_model.model.") {
-        Some(module) => (LoraForm::Peft, module),
-        None => (
-            LoraForm::Diffusers,
-            stem.strip_prefix("transformer.").or_else(|| stem.strip_prefix("diffusion_model.")).unwrap_or(stem),
-        ),
+    let is_matrix = |tensor: &StoredTensor| {
+        tensor.shape.len() == 2 && cast::FLOATS.contains(&tensor.dtype) && tensor.elements() > 0
     };
-    kohya.contains(module).then(|| (form, module.to_owned(), part))
+    if is_matrix(down) && is_matrix(up) && down.shape[0] == up.shape[1] {
+        return Ok(());
+    }
+    let words = |tensor: &StoredTensor| format!("{} {:?}", tensor.dtype, tensor.shape);
+    Err(Refusal::new(
+        format!("the factors of {module} are {} and {}", words(down), words(up)),
+        "use factors [rank, in] and [out, rank] of F32, BF16 or F16",
+    ))
+}
+
+/// Returns the note about layers without an alpha.
+fn alpha_note(
+    path: &Utf8Path,
+    without_alpha: usize,
+    layers: &BTreeMap<String, LoraLayer>,
+    prefix: &str,
+    opened: &Opened,
+) -> String {
+    let of = match without_alpha == layers.len() {
+        true => String::new(),
+        false => format!(" for {without_alpha} of its {} layers", layers.len()),
+    };
+    let ranks: BTreeSet<usize> = layers.values().map(LoraLayer::rank).collect();
+    let rank = match ranks.first() {
+        Some(rank) if ranks.len() == 1 => format!(" {rank}"),
+        _ => String::new(),
+    };
+    let mut note = format!(
+        "{path} has no alpha{of}: its scale is taken as 1 (alpha = rank{rank}). If it was trained with another alpha, give \
+         alpha / rank as its weight"
+    );
+    if let Some(alpha) = opened.metadata.get("ss_network_alpha") {
+        note += &format!(" (its header has ss_network_alpha = {})", alpha.escape_debug());
+    }
+    if prefix.is_empty() && layers.keys().all(|module| module.contains(".attn1.")) {
+        note += "; adapters that CogVideo's SAT trainer exported have alpha 1";
+    }
+    note
 }
 
 fn scalar(files: &mut Files, tensor: &StoredTensor) -> Option<f64> {
@@ -375,120 +357,6 @@ fn scalar(files: &mut Files, tensor: &StoredTensor) -> Option<f64> {
     }
     let bytes = files.read_all(tensor).ok()?;
     values(tensor.dtype, &bytes).next().filter(|alpha| alpha.is_finite())
-}
-
-/// The alphas of layers without an alpha tensor.
-struct Alphas {
-    default: Option<f64>,
-    /// The alphas of the modules that match a pattern.
-    patterns: Vec<(Regex, f64)>,
-    /// Whether the scale is alpha / √rank (rsLoRA).
-    by_root: bool,
-}
-
-impl Alphas {
-    fn read(file: &Utf8Path, header: &Header, form: LoraForm) -> Result<Self, Failure> {
-        let bad = |why: String, fix: &str| {
-            Failure::new(ErrorCode::UnsupportedModel, format!("cannot read the adapter {file}"), why, fix)
-        };
-        let beside = file.parent().unwrap_or(Utf8Path::new("")).join(PEFT_CONFIG);
-        let config = match (form, header.metadata.get(METADATA)) {
-            (LoraForm::Peft, _) if beside.is_file() => read_json(&beside)?,
-            (LoraForm::Diffusers, Some(text)) => {
-                let all: BTreeMap<String, Value> = serde_json::from_str(text)
-                    .map_err(|e| bad(format!("{METADATA}: {e}"), "copy it again from its source"))?;
-                let bare = |key: String| key.strip_prefix("transformer.").map_or(key.clone(), str::to_owned);
-                all.into_iter().map(|(key, value)| (bare(key), value)).collect()
-            }
-            _ => Value::Null,
-        };
-        let mut patterns = Vec::new();
-        for (key, alpha) in config["alpha_pattern"].as_object().into_iter().flatten() {
-            // PEFT matches the pattern against the end of the module name, starting after a dot.
-            let pattern = Regex::new(&format!(r"^(?:.*\.)?(?:{key})$")).map_err(|e| {
-                let why = format!("the key '{key}' of its alpha_pattern is not a valid regular expression: {e}");
-                bad(why, "replace the key with module names")
-            })?;
-            let alpha = alpha.as_f64().ok_or_else(|| {
-                bad(format!("its alpha_pattern has {alpha} for '{key}', which is not a number"), "set a number there")
-            })?;
-            patterns.push((pattern, alpha));
-        }
-        let by_root = config["use_rslora"].as_bool() == Some(true);
-        Ok(Self { default: config["lora_alpha"].as_f64(), patterns, by_root })
-    }
-
-    /// Returns the alpha of a module.
-    ///
-    /// # Errors
-    /// Returns both alphas if two patterns with different alphas match: the JSON parser does not keep the order of patterns.
-    fn of(&self, module: &str, rank: f64) -> Result<f64, (f64, f64)> {
-        let mut own = self.patterns.iter().filter(|(pattern, _)| pattern.is_match(module)).map(|(_, alpha)| *alpha);
-        let first = own.next();
-        if let Some((first, other)) = first.zip(own.find(|other| Some(*other) != first)) {
-            return Err((first, other));
-        }
-        let alpha = first.or(self.default).unwrap_or(rank);
-        Ok(if self.by_root { alpha * rank.sqrt() } else { alpha })
-    }
-}
-
-/// The modules of a CogVideoX transformer by their names with underscores.
-struct Underscored {
-    /// The modules of a block without its prefix and number, and the modules outside of blocks.
-    modules: BTreeMap<String, String>,
-}
-
-const BLOCKS: &str = "transformer_blocks.";
-
-/// Returns a model with all the linear layers that a block of any CogVideoX model has.
-fn any_model() -> Model {
-    let needed = [
-        ("num_layers", 1),
-        ("num_heads", 1),
-        ("text_len", 1),
-        ("latent_frames", 1),
-        ("latent_height", 2),
-        ("latent_width", 2),
-    ];
-    let mut table = toml::Table::from_iter(needed.map(|(key, value)| (key.to_owned(), value.into())));
-    // CogVideoX 1.5 image-to-video has all the linear layers that any CogVideoX model has.
-    table.extend([("patch_size_t".to_owned(), 2.into()), ("ofs_embedding".to_owned(), true.into())]);
-    Model::from_table(&table).expect("the keys without defaults are set")
-}
-
-impl Underscored {
-    fn new() -> Self {
-        let names = param_specs(&any_model())
-            .into_iter()
-            .filter(|spec| spec.shape.len() == 2)
-            .filter_map(|spec| spec.diffusers);
-        let bare = |name: String| {
-            let module = name.strip_suffix(".weight")?;
-            Some(module.strip_prefix("transformer_blocks.0.").unwrap_or(module).to_owned())
-        };
-        Self { modules: names.filter_map(bare).map(|module| (module.replace('.', "_"), module)).collect() }
-    }
-
-    /// Returns the module of a path with underscores instead of dots.
-    fn module(&self, path: &str) -> Option<String> {
-        match path.strip_prefix("transformer_blocks_").and_then(|rest| rest.split_once('_')) {
-            Some((block, rest)) => {
-                let block: u32 = block.parse().ok()?;
-                Some(format!("{BLOCKS}{block}.{}", self.modules.get(rest)?))
-            }
-            None => self.modules.get(path).cloned(),
-        }
-    }
-
-    /// Returns whether CogVideoX transformers have the module.
-    fn contains(&self, module: &str) -> bool {
-        let bare = match module.strip_prefix(BLOCKS).and_then(|rest| rest.split_once('.')) {
-            Some((block, rest)) if block.parse::<u32>().is_ok() => rest,
-            _ => module,
-        };
-        self.modules.values().any(|known| known == bare)
-    }
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use crate::cast::{decode, encode, fits_f32, values};
 use crate::tensor_spans::{Files, StoredTensor};
-use crate::{Dtype, Error};
+use crate::{Dtype, Error, finite};
 
 /// The product of two LoRA factors that is added to a weight.
 #[derive(Debug, Clone, PartialEq)]
@@ -24,18 +24,23 @@ pub(crate) struct Adding {
     columns: usize,
     at: usize,
     sums: Vec<f32>,
+    /// The number of values of the factors that are not finite.
+    pub not_finite: u64,
 }
 
 impl Merge {
     /// Reads the two factors into memory. They are small compared with the weight.
     pub fn read(&self, files: &mut Files) -> Result<Adding, Error> {
+        let mut not_finite = 0;
         let mut numbers = |tensor: &StoredTensor, factor: f64| -> Result<Vec<f32>, Error> {
-            Ok(values(tensor.dtype, &files.read_all(tensor)?).map(|value| (value * factor) as f32).collect())
+            let bytes = files.read_all(tensor)?;
+            not_finite += finite::count(tensor.dtype, &bytes);
+            Ok(values(tensor.dtype, &bytes).map(|value| (value * factor) as f32).collect())
         };
         let down = numbers(&self.down, 1.0)?;
         let up = numbers(&self.up, self.scale)?;
         let columns = self.down.shape[1];
-        Ok(Adding { down, up, columns, at: 0, sums: Vec::new() })
+        Ok(Adding { down, up, columns, at: 0, sums: Vec::new(), not_finite })
     }
 }
 

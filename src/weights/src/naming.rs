@@ -3,6 +3,7 @@
 use crate::tensor_spans::Tensors;
 use recipe::Model;
 use rundir::{ErrorCode, Failure};
+use std::collections::BTreeSet;
 
 /// A tensor that every model has, with its name in each scheme.
 const SIGNS: [(&str, Names); 3] = [
@@ -37,23 +38,60 @@ pub(crate) struct Recognized {
     pub others: Tensors,
 }
 
+/// Parts of names that wrappers insert at any place: torch.compile, FSDP and activation checkpointing.
+pub(crate) const WRAPPERS: [&str; 3] = ["_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"];
+
 /// Recognizes the naming scheme and removes the prefixes of wrappers, such as `model.dit.`.
 pub(crate) fn recognize(tensors: Tensors) -> Recognized {
     let (others, tensors): (Tensors, Tensors) =
         tensors.into_iter().partition(|(name, _)| STATE.iter().any(|start| name.starts_with(start)));
-    let found = SIGNS.iter().find_map(|(sign, names)| {
-        let prefix = tensors.keys().find_map(|name| {
-            let prefix = name.strip_suffix(sign)?;
-            (prefix.is_empty() || prefix.ends_with('.')).then(|| prefix.to_owned())
-        })?;
-        Some((prefix, *names))
-    });
+    let found = SIGNS.iter().find_map(|(sign, names)| Some((prefix_before(sign, &tensors)?, *names)));
     let Some((prefix, names)) = found else { return Recognized { names: Names::Unknown, tensors, others } };
-    let bare = |name: String| match name.strip_prefix(&prefix) {
-        Some(rest) => rest.to_owned(),
-        None => name,
+    Recognized { names, tensors: without_prefix(tensors, &prefix), others }
+}
+
+/// Returns whether the tensors are those of a diffusers model. Their names may have the prefixes of wrappers.
+pub(crate) fn is_diffusers(tensors: &Tensors) -> bool {
+    prefix_before(SIGNS[0].0, tensors).is_some()
+}
+
+/// Removes the prefixes of wrappers from the names of a diffusers model. Also returns whether a name has changed.
+pub(crate) fn unwrapped(tensors: Tensors) -> (Tensors, bool) {
+    let before: Vec<String> = tensors.keys().cloned().collect();
+    let prefix = prefix_before(SIGNS[0].0, &tensors).unwrap_or_default();
+    let tensors = without_prefix(tensors, &prefix);
+    let changed = !tensors.keys().eq(&before);
+    (tensors, changed)
+}
+
+/// Returns the shortest prefix of a name that ends with `sign`. Weights may have a copy with a longer prefix, such as an average.
+fn prefix_before(sign: &str, tensors: &Tensors) -> Option<String> {
+    let prefix = |name: &String| {
+        let name = without_wrappers(name);
+        let prefix = name.strip_suffix(sign)?;
+        (prefix.is_empty() || prefix.ends_with('.')).then(|| prefix.to_owned())
     };
-    Recognized { names, tensors: tensors.into_iter().map(|(name, tensor)| (bare(name), tensor)).collect(), others }
+    tensors.keys().filter_map(prefix).min_by_key(String::len)
+}
+
+/// Removes wrappers and a prefix from the names of tensors. No name changes if two tensors would get the same name.
+fn without_prefix(tensors: Tensors, prefix: &str) -> Tensors {
+    let bare = |name: &str| {
+        let name = without_wrappers(name);
+        match name.strip_prefix(prefix) {
+            Some(rest) => rest.to_owned(),
+            None => name,
+        }
+    };
+    let names: BTreeSet<String> = tensors.keys().map(|name| bare(name)).collect();
+    if names.len() < tensors.len() {
+        return tensors;
+    }
+    tensors.into_iter().map(|(name, tensor)| (bare(&name), tensor)).collect()
+}
+
+fn without_wrappers(name: &str) -> String {
+    name.split('.').filter(|part| !WRAPPERS.contains(part)).collect::<Vec<&str>>().join(".")
 }
 
 /// Derives the model of ttt-video-dit weights from tensor shapes, because these weights have no configuration file. The

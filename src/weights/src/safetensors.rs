@@ -3,7 +3,7 @@
 //! Layout: eight bytes with the header's length, the header as JSON, the data. The format allows no gaps and no overlaps.
 //! Source: <https://github.com/huggingface/safetensors>, section "Format".
 
-use crate::Dtype;
+use crate::{Dtype, lfs};
 use camino::{Utf8Path, Utf8PathBuf};
 use rundir::{ErrorCode, Failure};
 use serde::Deserialize;
@@ -44,6 +44,12 @@ pub enum Error {
         path: Utf8PathBuf,
         /// The rule that it violates.
         why: String,
+    },
+    /// The file is a pointer of git-lfs to a file that was not downloaded.
+    #[error("{path} is a pointer of git-lfs, not the file itself")]
+    LfsPointer {
+        /// The file.
+        path: Utf8PathBuf,
     },
     /// A tensor in the file is not valid.
     #[error("tensor '{tensor}' in {path} is not valid: {why}")]
@@ -106,6 +112,7 @@ impl From<Error> for Failure {
             Error::Malformed { path, why } => {
                 Failure::new(ErrorCode::Malformed, format!("{path} is not a valid safetensors file"), why, again(&path))
             }
+            Error::LfsPointer { path } => lfs::failure(&path),
             Error::BadTensor { path, tensor, why } => Failure::new(
                 ErrorCode::Malformed,
                 format!("tensor '{tensor}' in {path} is not valid"),
@@ -224,6 +231,9 @@ impl Header {
         file.read_exact_at(&mut length, 0).map_err(io)?;
         let length = u64::from_le_bytes(length);
         if length > MAX_HEADER {
+            if lfs::is_pointer(&file) {
+                return Err(Error::LfsPointer { path: path.to_owned() });
+            }
             return Err(malformed(format!("its header length is {length} bytes, the format allows {MAX_HEADER}")));
         }
         let data_start = 8 + length;
@@ -509,6 +519,19 @@ mod tests {
         assert_eq!(failure.code, ErrorCode::NotFound);
         insta::assert_snapshot!(shown(&failure, &folder));
         assert!(matches!(Header::read(&folder), Err(Error::Malformed { .. })));
+    }
+
+    #[test]
+    fn a_pointer_of_git_lfs_is_named_as_such() {
+        let (_keep, folder) = temp();
+        let text = format!("version https://git-lfs.github.com/spec/v1\noid sha256:{}\nsize 11300\n", "0".repeat(64));
+        let path = folder.join("a.safetensors");
+        fs::write(&path, &text).unwrap();
+        assert!(matches!(Header::read(&path), Err(Error::LfsPointer { .. })));
+        let torch = folder.join("a.bin");
+        fs::write(&torch, &text).unwrap();
+        let failures = [Failure::from(Header::read(&path).unwrap_err()), crate::open_torch_file(&torch).unwrap_err()];
+        assert!(failures.iter().all(|failure| failure.code == ErrorCode::Malformed && failure.fix.contains("git lfs")));
     }
 
     #[test]

@@ -1,7 +1,7 @@
-//! Opens weights in safetensors: one file, or shards with an index that maps tensors to shards.
+//! Opens weights in files of tensors: one file, or shards with an index that maps tensors to shards.
 
-use crate::tensor_spans::{Tensors, tensors_of_header};
-use crate::{Header, tensor_spans};
+use crate::tensor_spans::{StoredTensor, Tensors, tensors_of_header};
+use crate::{Header, lora, torch_file};
 use camino::{Utf8Path, Utf8PathBuf};
 use rundir::{ErrorCode, Failure};
 use serde::Deserialize;
@@ -12,13 +12,20 @@ use std::io;
 /// The largest index in bytes. A larger file is not an index and is not read into memory.
 const MAX_INDEX: u64 = 100_000_000;
 
-/// The tensors of a folder or file, and the files that hold them.
+/// The end of the name of a safetensors file.
+const SAFETENSORS: &str = ".safetensors";
+/// The end of the name of a file that `torch.save` wrote, in the folders of diffusers and PEFT.
+const BIN: &str = ".bin";
+
+/// The tensors of a folder or file.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Shards {
     /// The tensors.
     pub tensors: Tensors,
-    /// The headers of the files.
-    pub files: Vec<Header>,
+    /// The metadata in the header of the first file.
+    pub metadata: BTreeMap<String, String>,
+    /// The total size of the files in bytes.
+    pub bytes: u64,
 }
 
 #[derive(Deserialize)]
@@ -31,39 +38,95 @@ struct Index {
 /// # Errors
 /// Fails when a file is missing or damaged, or when the index and the shards contradict each other.
 pub fn open(path: &Utf8Path) -> Result<Shards, Failure> {
-    if !path.is_dir() {
-        return if is_index(path) { open_index(path) } else { Ok(single(Header::read(path)?)) };
-    }
-    match choose(path)? {
-        file if is_index(&file) => open_index(&file),
-        file => Ok(single(Header::read(&file)?)),
-    }
+    open_file(&if path.is_dir() { choose(path, &[SAFETENSORS])? } else { path.to_owned() })
 }
 
-fn single(header: Header) -> Shards {
-    Shards { tensors: tensors_of_header(&header), files: vec![header] }
+/// Does the same as [`open`], and also opens files that `torch.save` wrote. In a folder, safetensors take precedence.
+///
+/// # Errors
+/// Fails as [`open`] does.
+pub fn open_any(path: &Utf8Path) -> Result<Shards, Failure> {
+    open_file(&if path.is_dir() { choose_any(path)? } else { path.to_owned() })
+}
+
+/// Finds the file or the index that [`open_any`] opens in a folder.
+///
+/// # Errors
+/// The folder has no such file, or several candidates.
+pub fn choose_any(folder: &Utf8Path) -> Result<Utf8PathBuf, Failure> {
+    choose(folder, &[SAFETENSORS, BIN])
+}
+
+fn open_file(file: &Utf8Path) -> Result<Shards, Failure> {
+    if is_index(file) { open_index(file) } else { single(file) }
+}
+
+fn single(file: &Utf8Path) -> Result<Shards, Failure> {
+    if torch_file::has_torch_name(file) {
+        let tensors = torch_file::open_torch_file(file)?;
+        let bytes = tensors.values().map(StoredTensor::bytes).sum();
+        return Ok(Shards { tensors, metadata: BTreeMap::new(), bytes });
+    }
+    let header = Header::read(file)?;
+    Ok(Shards { tensors: tensors_of_header(&header), bytes: header.bytes, metadata: header.metadata })
 }
 
 fn is_index(path: &Utf8Path) -> bool {
     path.file_name().is_some_and(|name| name.contains(".index.") && name.ends_with(".json"))
 }
 
-/// Finds the index or the only tensor file of a folder. Plain names take precedence over variants such as `.fp16.`.
-fn choose(folder: &Utf8Path) -> Result<Utf8PathBuf, Failure> {
-    let what = || format!("cannot read the weights in {folder}");
-    let list = |e: io::Error| {
-        Failure::new(ErrorCode::Io, what(), e.to_string(), format!("check its permissions: ls -l {folder}"))
+/// Returns the sorted names of the entries of a folder. macOS writes a file `._NAME` beside each file on some disks; these are left out.
+///
+/// # Errors
+/// The folder cannot be listed.
+pub(crate) fn names(folder: &Utf8Path) -> Result<Vec<String>, Failure> {
+    // The parent of a plain file name is the empty path.
+    let listed = if folder.as_str().is_empty() { Utf8Path::new(".") } else { folder };
+    let failed = |e: io::Error| {
+        let fix = format!("check its permissions: ls -l {listed}");
+        Failure::new(ErrorCode::Io, format!("cannot read the weights in {listed}"), e.to_string(), fix)
     };
     let mut names = Vec::new();
-    for entry in folder.read_dir_utf8().map_err(list)? {
-        names.push(entry.map_err(list)?.file_name().to_owned());
+    for entry in listed.read_dir_utf8().map_err(failed)? {
+        names.push(entry.map_err(failed)?.file_name().to_owned());
     }
+    names.retain(|name| !name.starts_with("._"));
     names.sort();
-    let indices: Vec<&String> = names.iter().filter(|name| is_index(Utf8Path::new(name))).collect();
-    let plain: Vec<&String> =
-        indices.iter().filter(|name| name.ends_with(".safetensors.index.json")).copied().collect();
-    let files: Vec<&String> =
-        names.iter().filter(|name| name.ends_with(".safetensors") && *name != crate::TTT_FILE).collect();
+    Ok(names)
+}
+
+/// Finds the index or the only tensor file of a folder. The first end of names that a file has takes precedence.
+fn choose(folder: &Utf8Path, ends: &[&str]) -> Result<Utf8PathBuf, Failure> {
+    let names = names(folder)?;
+    for end in ends {
+        if let Some(file) = candidate(folder, &names, end)? {
+            return Ok(file);
+        }
+    }
+    let is_shard = |name: &&String| ends.iter().any(|end| name.ends_with(end)) && *name != crate::TTT_FILE;
+    let why = match names.iter().find(is_shard) {
+        Some(shard) => format!("it has shards ({shard}) but no index"),
+        None => format!("it has no {} file", ends.join(" or ")),
+    };
+    Err(Failure::new(
+        ErrorCode::NotFound,
+        format!("cannot read the weights in {folder}"),
+        why,
+        "give the folder of a model with its weights, or copy the folder again",
+    ))
+}
+
+/// Finds the index or the only tensor file among names with one end. Plain names take precedence over variants such as `.fp16.`.
+fn candidate(folder: &Utf8Path, names: &[String], end: &str) -> Result<Option<Utf8PathBuf>, Failure> {
+    let is_own_index = |name: &&String| is_index(Utf8Path::new(name)) && name.contains(".bin.index.") == (end == BIN);
+    let indices: Vec<&String> = names.iter().filter(is_own_index).collect();
+    let plain_end = format!("{end}.index.json");
+    let plain: Vec<&String> = indices.iter().filter(|name| name.ends_with(&plain_end)).copied().collect();
+    let mut files: Vec<&String> = names.iter().filter(|name| name.ends_with(end) && *name != crate::TTT_FILE).collect();
+    // An adapter may lie beside the weights of its model.
+    if files.iter().any(|name| !lora::is_adapter_name(name)) {
+        files.retain(|name| !lora::is_adapter_name(name));
+    }
     let whole: Vec<&String> =
         files.iter().filter(|name| name.split('.').count() == 2 && !name.contains("-of-")).copied().collect();
     // Shards without an index are not candidates: a missing shard could not be detected.
@@ -71,29 +134,23 @@ fn choose(folder: &Utf8Path) -> Result<Utf8PathBuf, Failure> {
     for candidates in [plain, whole, indices, lone] {
         match candidates[..] {
             [] => {}
-            [one] => return Ok(folder.join(one)),
-            [first, ..] => {
-                let all = candidates.iter().map(|name| name.as_str()).collect::<Vec<_>>().join(", ");
-                let fix = format!("give the path of one, such as {}", folder.join(first));
-                return Err(Failure::new(
-                    ErrorCode::Malformed,
-                    what(),
-                    format!("it has several candidates: {all}"),
-                    fix,
-                ));
-            }
+            [one] => return Ok(Some(folder.join(one))),
+            _ => return Err(several(folder, &candidates)),
         }
     }
-    let why = match files.first() {
-        Some(shard) => format!("it has shards ({shard}) but no index"),
-        None => "it has no .safetensors file".into(),
-    };
-    Err(Failure::new(
-        ErrorCode::NotFound,
-        what(),
-        why,
-        "give the folder of a model with its weights, or copy the folder again",
-    ))
+    Ok(None)
+}
+
+/// Returns the failure of a folder with several files, each of which could be opened.
+pub(crate) fn several(folder: &Utf8Path, candidates: &[impl AsRef<str>]) -> Failure {
+    let all = candidates.iter().map(AsRef::as_ref).collect::<Vec<&str>>();
+    let first = all.first().map_or_else(|| folder.to_owned(), |first| folder.join(first));
+    Failure::new(
+        ErrorCode::Malformed,
+        format!("cannot read the weights in {folder}"),
+        format!("it has several candidates: {}", all.join(", ")),
+        format!("give the path of one, such as {first}"),
+    )
 }
 
 fn open_index(path: &Utf8Path) -> Result<Shards, Failure> {
@@ -121,7 +178,7 @@ fn open_index(path: &Utf8Path) -> Result<Shards, Failure> {
     if let Some(outside) = shards.iter().find(|name| !is_plain(name)) {
         return Err(bad(format!("it lists a file outside of its folder: '{}'", outside.escape_debug())));
     }
-    let (mut tensors, mut files) = (Tensors::new(), Vec::new());
+    let mut all = Shards { tensors: Tensors::new(), metadata: BTreeMap::new(), bytes: 0 };
     for shard in shards {
         let file = folder.join(shard);
         if !file.exists() {
@@ -133,19 +190,22 @@ fn open_index(path: &Utf8Path) -> Result<Shards, Failure> {
                 "copy or download it again; most download tools can resume an interrupted download",
             ));
         }
-        let header = Header::read(&file)?;
-        for (name, tensor) in tensor_spans::tensors_of_header(&header) {
+        let Shards { tensors, metadata, bytes } = single(&file)?;
+        for (name, tensor) in tensors {
             match index.weight_map.get(&name) {
-                Some(listed) if listed == shard => drop(tensors.insert(name, tensor)),
+                Some(listed) if listed == shard => drop(all.tensors.insert(name, tensor)),
                 Some(listed) => return Err(bad(format!("it lists {name} in {listed}, and {shard} has it"))),
                 None => return Err(bad(format!("it does not list {name}, which {shard} has"))),
             }
         }
-        files.push(header);
+        if all.bytes == 0 {
+            all.metadata = metadata;
+        }
+        all.bytes += bytes;
     }
-    match index.weight_map.iter().find(|(name, _)| !tensors.contains_key(*name)) {
+    match index.weight_map.iter().find(|(name, _)| !all.tensors.contains_key(*name)) {
         Some((name, shard)) => Err(bad(format!("it lists {name} in {shard}, which does not have it"))),
-        None => Ok(Shards { tensors, files }),
+        None => Ok(all),
     }
 }
 
@@ -204,6 +264,21 @@ mod tests {
         let failure = open(&folder).unwrap_err();
         assert_eq!(failure.code, ErrorCode::Malformed);
         insta::assert_snapshot!(shown(&failure, &folder));
+    }
+
+    #[test]
+    fn files_of_macos_and_adapters_beside_the_weights_are_no_candidates() {
+        let (_keep, folder) = temp();
+        sharded(&folder);
+        let expected = open(&folder).unwrap();
+        for name in [INDEX, "model-1-of-2.safetensors", "model-2-of-2.safetensors"] {
+            fs::write(folder.join(format!("._{name}")), "\0\u{5}\u{16}\u{7}\0\u{2}\0\0Mac OS X").unwrap();
+        }
+        assert_eq!(open(&folder).unwrap(), expected);
+        let (_keep, folder) = temp();
+        write(&folder.join("model.safetensors"), &[("a", Dtype::F32, &[2])]);
+        write(&folder.join("lora.safetensors"), &[("b", Dtype::F32, &[2])]);
+        assert_eq!(open(&folder).unwrap().tensors.keys().collect::<Vec<_>>(), ["a"]);
     }
 
     #[test]

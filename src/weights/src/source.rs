@@ -3,12 +3,11 @@
 use crate::checkpoint_tensors::{checkpoint_tensors, use_average};
 use crate::config::{Config, PublishedModel, model_from_diffusers, read_json, read_text};
 use crate::location::{SourceKind, SourceLocation, TTT_FILE};
-use crate::lora::{self, LoraFile, is_lora};
+use crate::lora::{self, LoraFile};
 use crate::naming::{self, Names, Recognized};
 use crate::scheduler::SchedulerConfig;
-use crate::shards::{self, Shards};
-use crate::tensor_spans::{StoredTensor, Tensors};
-use crate::{Header, dcp, torch_file};
+use crate::tensor_spans::{StoredTensor, Tensors, tensors_of_header};
+use crate::{Header, dcp, shards, torch_file};
 use camino::{Utf8Path, Utf8PathBuf};
 use recipe::{Model, ParamSpec, UseEma};
 use rundir::{Checkpoint, ErrorCode, Failure, RunDir};
@@ -23,8 +22,8 @@ pub(crate) const CONFIG_FILE: &str = "config.json";
 /// The configuration file of the scheduler of a diffusers pipeline.
 const SCHEDULER_FILE: &str = "scheduler_config.json";
 
-/// The file name suffixes of `torch.save` files.
-const TORCH_ENDS: [&str; 4] = [".pt", ".pth", ".bin", ".ckpt"];
+/// The file name stem that diffusers uses for a model.
+pub(crate) const DIFFUSERS_STEM: &str = "diffusion_pytorch_model";
 
 /// Weights, ready to be read.
 #[derive(Debug, Clone)]
@@ -53,6 +52,8 @@ pub struct WeightsSource {
     pub checkpoint: Option<Checkpoint>,
     /// The total size of the tensor files in bytes.
     pub bytes: u64,
+    /// Whether the files have other names of tensors than `tensors`, with the prefixes of wrappers.
+    pub(crate) renamed: bool,
 }
 
 /// Identifies a file or folder.
@@ -66,18 +67,23 @@ pub fn identify(path: &Utf8Path) -> Result<SourceLocation, Failure> {
         return Err(Failure::new(ErrorCode::NotFound, what(), "the path does not exist", "check the path"));
     }
     if !path.is_dir() {
-        if TORCH_ENDS.iter().any(|end| path.as_str().ends_with(end)) {
-            return found(SourceKind::Torch, path.to_owned());
+        let has_config = path.parent().unwrap_or(Utf8Path::new("")).join(CONFIG_FILE).is_file();
+        if torch_file::has_torch_name(path) {
+            let kind = match torch_file::open_torch_file(path) {
+                Ok(tensors) if lora::has_adapter_names(&tensors) => SourceKind::Lora,
+                Ok(tensors) if has_config && naming::is_diffusers(&tensors) => SourceKind::Diffusers,
+                _ => SourceKind::Torch,
+            };
+            return found(kind, path.to_owned());
         }
         if !path.as_str().ends_with(".safetensors") && !path.as_str().ends_with(".json") {
             let fix = "give a .safetensors, .pt or .pth file, the index of a sharded model, or a folder";
             return Err(Failure::new(ErrorCode::UnsupportedModel, what(), "the file type is not supported", fix));
         }
-        if path.as_str().ends_with(".safetensors") && Header::read(path).is_ok_and(|h| is_lora(h.tensors.keys())) {
+        if lora::is_adapter(path) {
             return found(SourceKind::Lora, path.to_owned());
         }
-        let beside = path.parent().unwrap_or(Utf8Path::new("")).join(CONFIG_FILE);
-        return found(if beside.is_file() { SourceKind::Diffusers } else { SourceKind::Safetensors }, path.to_owned());
+        return found(if has_config { SourceKind::Diffusers } else { SourceKind::Safetensors }, path.to_owned());
     }
     let has = |name: &str| path.join(name).exists();
     if RunDir::new(path).run_toml().exists() {
@@ -92,14 +98,17 @@ pub fn identify(path: &Utf8Path) -> Result<SourceLocation, Failure> {
     if has("model_index.json") || path.join("transformer").join(CONFIG_FILE).exists() {
         return found(SourceKind::Pipeline, path.join("transformer"));
     }
-    if has(lora::PEFT_CONFIG) || has(lora::DIFFUSERS_FILE) || has(lora::KOHYA_FILE) {
+    let names = shards::names(path).unwrap_or_default();
+    if has(CONFIG_FILE) && has_model_weights(path, &names) {
+        return found(SourceKind::Diffusers, path.to_owned());
+    }
+    if lora::is_adapter(path) {
         return found(SourceKind::Lora, path.to_owned());
     }
     if has(CONFIG_FILE) {
         return found(SourceKind::Diffusers, path.to_owned());
     }
-    let mut names = path.read_dir_utf8().into_iter().flatten().flatten().map(|e| e.file_name().to_owned());
-    if names.any(|name| name.ends_with(".safetensors") || name.contains(".safetensors.index.")) {
+    if names.iter().any(|name| name.ends_with(".safetensors") || name.contains(".safetensors.index.")) {
         return found(SourceKind::Safetensors, path.to_owned());
     }
     let why = "it has no model_index.json, config.json, manifest.toml, run.toml, .metadata or .safetensors file";
@@ -109,6 +118,18 @@ pub fn identify(path: &Utf8Path) -> Result<SourceLocation, Failure> {
         why,
         "give a diffusers model or pipeline, a checkpoint, a run, or a .safetensors file",
     ))
+}
+
+/// Returns whether a folder has the weights of a model, and not only those of adapters.
+fn has_model_weights(folder: &Utf8Path, names: &[String]) -> bool {
+    let is_model = |name: &String| {
+        let header = || Header::read(&folder.join(name)).ok();
+        name.ends_with(".safetensors")
+            && name != TTT_FILE
+            && !lora::is_adapter_name(name)
+            && header().is_some_and(|header| !lora::has_adapter_names(&tensors_of_header(&header)))
+    };
+    names.iter().any(|name| name.starts_with(DIFFUSERS_STEM)) || names.iter().any(is_model)
 }
 
 impl WeightsSource {
@@ -156,14 +177,12 @@ impl WeightsSource {
             SourceKind::Diffusers | SourceKind::Pipeline => Self::of_diffusers(location),
             SourceKind::Safetensors => {
                 let shards = shards::open(&location.weights)?;
-                let bytes = shards.files.iter().map(|file| file.bytes).sum();
-                Ok(Self::by_names(location, shards.tensors, bytes))
+                Ok(Self::by_names(location, shards.tensors, shards.bytes))
             }
             SourceKind::Lora => {
-                let lora = LoraFile::open_location(&location, UseEma::Auto)?;
-                let shards = Shards { tensors: lora.tensors(), files: Vec::new() };
-                let bytes = shards.tensors.values().map(StoredTensor::bytes).sum();
-                Ok(Self { bytes, ..Self::new(location, Names::Unknown, shards) })
+                LoraFile::open_location(&location, UseEma::Auto)?;
+                let opened = lora::open_files(&location.weights)?;
+                Ok(Self::new(location, Names::Unknown, opened.tensors, opened.bytes))
             }
             SourceKind::Torch => {
                 let tensors = torch_file::open_torch_file(&location.weights)?;
@@ -189,7 +208,9 @@ impl WeightsSource {
             None => {
                 let why = match self.location.kind {
                     SourceKind::Checkpoint => "the checkpoint is outside of its run and has no model.toml",
-                    SourceKind::Torch | SourceKind::Dcp => "its tensor names are not those of ttt-video-dit",
+                    SourceKind::Torch | SourceKind::Dcp if self.names != Names::Diffusers => {
+                        "its tensor names are not those of ttt-video-dit"
+                    }
                     _ => "it has no config.json",
                 };
                 let fix = "give a folder with the configuration: a diffusers model, or a run";
@@ -217,16 +238,14 @@ impl WeightsSource {
     fn by_names(location: SourceLocation, tensors: Tensors, bytes: u64) -> Self {
         let Recognized { names, tensors, others } = naming::recognize(tensors);
         let model = (names == Names::TttVideo).then(|| naming::model_of_ttt_video(&tensors));
-        let mut source = Self::new(location, names, Shards { tensors, files: Vec::new() });
+        let mut source = Self::new(location, names, tensors, bytes);
         source.optimizer = others;
         source.family = model.as_ref().and_then(|model| model.as_ref().ok()).map(PublishedModel::of);
         source.model = model;
-        source.bytes = bytes;
         source
     }
 
-    fn new(location: SourceLocation, names: Names, shards: Shards) -> Self {
-        let bytes = shards.files.iter().map(|file| file.bytes).sum();
+    fn new(location: SourceLocation, names: Names, tensors: Tensors, bytes: u64) -> Self {
         Self {
             location,
             names,
@@ -235,11 +254,12 @@ impl WeightsSource {
             config: None,
             latent_scale_known: false,
             schedule_known: false,
-            tensors: shards.tensors,
+            tensors,
             optimizer: Tensors::new(),
             averages: 0,
             checkpoint: None,
             bytes,
+            renamed: false,
         }
     }
 
@@ -251,7 +271,11 @@ impl WeightsSource {
         let path = folder.join(CONFIG_FILE);
         let text = read_text(&path)?;
         let config = Config::parse(&path, &text)?;
-        let mut source = Self::new(location.clone(), Names::Diffusers, shards::open(&location.weights)?);
+        let shards = shards::open_any(&location.weights)?;
+        lora::check_merged(&location.path, &shards.tensors)?;
+        let (tensors, renamed) = naming::unwrapped(shards.tensors);
+        let mut source = Self::new(location.clone(), Names::Diffusers, tensors, shards.bytes);
+        source.renamed = renamed;
         source.family = Some(config.family());
         let mut model = model_from_diffusers(&config);
         if let Some(vae) = beside(&folder, "vae", CONFIG_FILE) {
@@ -274,7 +298,7 @@ impl WeightsSource {
             let header = Header::read(&ttt)?;
             model = model.and_then(|model| with_ttt(&model, &header));
             source.bytes += header.bytes;
-            source.tensors.extend(crate::tensor_spans::tensors_of_header(&header));
+            source.tensors.extend(tensors_of_header(&header));
         }
         source.model = Some(model);
         source.config = Some(text);
@@ -299,6 +323,7 @@ impl WeightsSource {
             averages: 0,
             bytes: checkpoint.bytes,
             checkpoint: Some(checkpoint),
+            renamed: false,
         })
     }
 }
@@ -335,10 +360,11 @@ fn vae_scale(vae: &Utf8Path) -> Result<(f64, bool), Failure> {
 }
 
 /// The keys of `[model]` that a diffusers `config.json` cannot express, besides those of TTT layers.
-pub(crate) const OWN_KEYS: [&str; 11] = [
+pub(crate) const OWN_KEYS: [&str; 12] = [
     "latent_scale",
     "rotary",
     "ignore_learned_positions",
+    "resize_positions",
     "timesteps",
     "beta_start",
     "beta_end",

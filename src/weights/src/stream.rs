@@ -1,6 +1,7 @@
 //! Streams the bytes of a tensor to be written, in order and in chunks.
 
 use crate::cast::cast;
+use crate::finite::{self, NotFinite};
 use crate::initial_values::InitialValues;
 use crate::merge::Merge;
 use crate::tensor_spans::{Files, Span};
@@ -31,6 +32,23 @@ impl Segment {
             Self::Zeros(len) | Self::Initial(_, len) => *len,
             Self::Given(bytes) => bytes.len() as u64,
         }
+    }
+}
+
+/// The numbers of values that are not finite in a tensor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Streamed {
+    /// In the written tensor.
+    written: u64,
+    /// In the factors of the adapter that was merged.
+    factors: u64,
+}
+
+impl Streamed {
+    /// Returns the entry of a tensor with such values, or that of its adapter, which is the cause then; `None` if all are finite.
+    pub fn of(self, name: &str) -> Option<NotFinite> {
+        let of_adapter = NotFinite::of(&format!("the adapter of {name}"), self.factors);
+        of_adapter.or_else(|| NotFinite::of(name, self.written))
     }
 }
 
@@ -75,16 +93,17 @@ impl TensorToWrite {
     }
 
     /// Reads the tensor in pieces, converts each piece to the dtype that is written, and passes it to `give`. `buffer` returns a
-    /// buffer to fill, whose content is arbitrary.
+    /// buffer to fill, whose content is arbitrary. Counts the values that are not finite.
     pub(crate) fn stream(
         &self,
         files: &mut Files,
         mut buffer: impl FnMut() -> Vec<u8>,
         mut give: impl FnMut(Vec<u8>) -> Result<(), Failure>,
-    ) -> Result<(), Failure> {
+    ) -> Result<Streamed, Failure> {
         let mut raw = Vec::new();
         let mut reader = Reader { segments: &self.segments, at: 0 };
         let mut merge = self.merge.as_ref().map(|merge| merge.read(files)).transpose()?;
+        let mut counts = Streamed { written: 0, factors: merge.as_ref().map_or(0, |merge| merge.not_finite) };
         let mut left: u64 = self.segments.iter().map(Segment::len).sum();
         while left > 0 {
             let len = left.min(CHUNK as u64) as usize;
@@ -111,9 +130,10 @@ impl TensorToWrite {
                     Failure::new(ErrorCode::InvalidArgument, format!("cannot convert {}", self.name), why, fix)
                 })?;
             }
+            counts.written += finite::count(self.to, &out);
             give(out)?;
         }
-        Ok(())
+        Ok(counts)
     }
 }
 

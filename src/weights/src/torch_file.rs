@@ -1,14 +1,22 @@
 //! Reads the state dicts and tensors that `torch.save` wrote, without libtorch and without running code of their pickles.
 
-use crate::Dtype;
 use crate::archive::Archive;
 use crate::pickle::{At, Node, Pickle};
 use crate::tensor_spans::{Files, Span, StoredTensor, Tensors};
+use crate::{Dtype, lfs};
 use camino::Utf8Path;
 use rundir::{ErrorCode, Failure};
 use std::fs;
 use std::io::Read;
 use std::sync::Arc;
+
+/// The ends of the names of `torch.save` files.
+const ENDS: [&str; 4] = [".pt", ".pth", ".bin", ".ckpt"];
+
+/// Returns whether a path has the name of a `torch.save` file.
+pub(crate) fn has_torch_name(path: &Utf8Path) -> bool {
+    ENDS.iter().any(|end| path.as_str().ends_with(end))
+}
 
 /// The keys of a training checkpoint that may hold the weights, if the weights are not at the top level.
 const INSIDE: [&str; 4] = ["state_dict", "model", "module", "ema"];
@@ -43,6 +51,9 @@ pub fn open_torch_file(path: &Utf8Path) -> Result<Tensors, Failure> {
         Failure::new(ErrorCode::of_io(&e), format!("cannot read {path}"), e.to_string(), "check the path")
     };
     let len = fs::metadata(path).map_err(missing)?.len();
+    if fs::File::open(path).is_ok_and(|file| lfs::is_pointer(&file)) {
+        return Err(lfs::failure(path));
+    }
     let (mut files, file) = (Files::default(), Arc::<Utf8Path>::from(path));
     let archive = Archive::open(&mut files, &file, 0, len).map_err(bad)?;
     let pickle = archive.read(&mut files, "data.pkl").and_then(|bytes| Pickle::read(&bytes)).map_err(bad)?;

@@ -1,6 +1,7 @@
 //! Writes safetensors files with three threads that read, write and sync. Only a few chunks are in memory.
 
 use crate::Dtype;
+use crate::finite::NotFinite;
 use crate::stream::{CHUNK, TensorToWrite};
 use crate::tensor_spans::Files;
 use camino::Utf8Path;
@@ -138,8 +139,21 @@ pub(crate) fn pack(mut tensors: Vec<TensorToWrite>, limit: u64) -> Vec<Vec<Tenso
 /// A message from the reader to the writer.
 enum Piece {
     Data(Vec<u8>),
-    /// The end of a file, with the XXH3 checksum of the file in hex.
-    End(String),
+    /// The end of a file.
+    End {
+        /// The XXH3 checksum of the file in hex.
+        xxh3: String,
+        /// The tensors with values that are not finite.
+        not_finite: Vec<NotFinite>,
+    },
+}
+
+/// The files that were written.
+pub(crate) struct WrittenFiles {
+    /// Their checksums.
+    pub sums: Vec<FileSum>,
+    /// The tensors with values that are not finite.
+    pub not_finite: Vec<NotFinite>,
 }
 
 /// Writes files into a folder and returns their checksums. All files are on the disk when this function returns.
@@ -152,6 +166,18 @@ pub fn write_tensor_files(
     files: &[NewTensorFile],
     progress: OnProgress<'_>,
 ) -> Result<Vec<FileSum>, Failure> {
+    write_and_count(dir, files, progress).map(|written| written.sums)
+}
+
+/// Does the same as [`write_tensor_files`], and counts the values that are not finite.
+///
+/// # Errors
+/// Fails as [`write_tensor_files`] does.
+pub(crate) fn write_and_count(
+    dir: &Utf8Path,
+    files: &[NewTensorFile],
+    progress: OnProgress<'_>,
+) -> Result<WrittenFiles, Failure> {
     thread::scope(|scope| {
         let (send, pieces) = sync_channel(AHEAD);
         let (give_back, spare) = channel();
@@ -179,7 +205,7 @@ fn read(
 ) -> Result<(), Failure> {
     let mut open = Files::default();
     for file in files {
-        let mut sum = Xxh3::new();
+        let (mut sum, mut not_finite) = (Xxh3::new(), Vec::new());
         let mut give = |bytes: Vec<u8>| {
             sum.update(&bytes);
             send(Piece::Data(bytes))
@@ -187,9 +213,9 @@ fn read(
         give(file.header())?;
         for tensor in &file.tensors {
             let buffer = || spare.try_recv().unwrap_or_else(|_| Vec::with_capacity(CHUNK));
-            tensor.stream(&mut open, buffer, &mut give)?;
+            not_finite.extend(tensor.stream(&mut open, buffer, &mut give)?.of(&tensor.name));
         }
-        send(Piece::End(format!("{:016x}", sum.digest())))?;
+        send(Piece::End { xxh3: format!("{:016x}", sum.digest()), not_finite })?;
     }
     Ok(())
 }
@@ -204,9 +230,10 @@ fn write(
     give_back: &Sender<Vec<u8>>,
     to_disk: &SyncSender<Written>,
     progress: OnProgress<'_>,
-) -> Result<Vec<FileSum>, Failure> {
+) -> Result<WrittenFiles, Failure> {
     let total = files.iter().map(NewTensorFile::bytes).sum();
-    let (mut done, mut synced, mut sums) = (0, 0, Vec::new());
+    let (mut done, mut synced) = (0, 0);
+    let mut written = WrittenFiles { sums: Vec::new(), not_finite: Vec::new() };
     for new in files {
         let path = dir.join(&new.name);
         let created = File::create_new(&path).and_then(|file| reserve(&file, new.bytes()).map(|()| file));
@@ -214,8 +241,9 @@ fn write(
         let mut bytes = 0;
         loop {
             match pieces.recv().map_err(|_| stopped())?? {
-                Piece::End(xxh3) => {
-                    sums.push(FileSum { name: new.name.clone(), bytes, xxh3 });
+                Piece::End { xxh3, not_finite } => {
+                    written.sums.push(FileSum { name: new.name.clone(), bytes, xxh3 });
+                    written.not_finite.extend(not_finite);
                     break;
                 }
                 Piece::Data(piece) => {
@@ -241,7 +269,7 @@ fn write(
         file = Arc::clone(&file);
         to_disk.send((path, file)).map_err(|_| stopped())?;
     }
-    Ok(sums)
+    Ok(written)
 }
 
 /// Allocates the disk space of a file, so that a full disk is reported before any write.

@@ -365,7 +365,7 @@ fn nodes_list(model: &Model, form: &LaunchForm, area: Rect) -> Option<List> {
         let condition = view.condition(model.now);
         let style = if is_used { Style::new() } else { theme.faint };
         let pointer = if is_chosen { model.symbols.pointer } else { " " };
-        let name = text::fit(view.node.id.as_str(), names, model.symbols.ellipsis);
+        let name = node_table::name(model, &view.node.id, names);
         let slots = counted(view.node.slots, "slot");
         let spans = vec![
             Span::styled(format!("{pointer} "), theme.accent),

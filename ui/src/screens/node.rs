@@ -208,7 +208,7 @@ fn lines_of(model: &Model) -> usize {
 
 fn head_line(model: &Model, view: &NodeView) -> Line<'static> {
     let condition = view.condition(model.now);
-    let sign = format!("{} {}", node_table::glyph(model, condition), condition.word());
+    let sign = format!("{} {}", node_table::glyph(model, condition), view.state(model.now));
     let mut spans = vec![
         Span::styled(sign, node_table::condition_style(model, condition)),
         Span::raw("  "),
@@ -241,13 +241,11 @@ impl NodeLines {
         let mut lines = Self { rows: Vec::new() };
         let faint = model.theme.faint;
         match (&view.link, view.condition(model.now)) {
-            (Link::Unreachable { why, .. }, _) => {
-                let since = match view.frame {
-                    Some(_) => format!("{}; the last sample is below", node_table::unreachable(model.now, view)),
-                    None => node_table::unreachable(model.now, view),
-                };
-                lines.text(Line::styled(since, faint));
-                failure_lines(model, why, width).into_iter().for_each(|line| lines.text(line));
+            (Link::Unreachable { .. }, _) => {
+                node_table::unreachable_lines(model, view, width).into_iter().for_each(|line| lines.text(line));
+                if view.frame.is_some() {
+                    lines.text(Line::styled("The last sample is below.", faint));
+                }
                 lines.text(Line::default());
             }
             (_, NodeHealth::Late) => {

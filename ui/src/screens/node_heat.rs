@@ -169,7 +169,7 @@ fn node_line(
     let condition = view.condition(model.now);
     let pointer = if is_chosen { model.symbols.pointer } else { " " };
     let mark = if model.nodes.marked.contains(&view.node.id) { model.symbols.mark } else { " " };
-    let name = text::fit(view.node.id.as_str(), grid.name_width, model.symbols.ellipsis);
+    let name = node_table::name(model, &view.node.id, grid.name_width);
     let pad = " ".repeat(grid.name_width + 1 - text::width(&name));
     let style = match is_current(view) {
         true if is_chosen => model.theme.strong,

@@ -108,12 +108,27 @@ pub fn condition_style(model: &Model, condition: NodeHealth) -> Style {
     }
 }
 
-/// Returns for how long a node has been unreachable, as text; empty if the node is reachable.
+/// Returns the name of a node in at most `max` cells. The end of an IPv6 address is more useful than its beginning.
+pub fn name(model: &Model, node: &NodeId, max: usize) -> String {
+    let ellipsis = model.symbols.ellipsis;
+    if node.is_ipv6() { text::fit_end(node.as_str(), max, ellipsis) } else { text::fit(node.as_str(), max, ellipsis) }
+}
+
+/// Returns the state of an unreachable node and for how long it has had it: `refused 2 min`; empty if the node is reachable.
 pub fn unreachable(now: f64, view: &NodeView) -> String {
     match &view.link {
-        Link::Unreachable { since_s, .. } => format!("unreachable {}", units::short_duration(now - since_s)),
+        Link::Unreachable { since_s, .. } => format!("{} {}", view.state(now), units::short_duration(now - since_s)),
         _ => String::new(),
     }
+}
+
+/// Returns the state of an unreachable node, for how long it has had it, the reason and the hint, on one line if they fit; empty if
+/// the node is reachable.
+pub fn unreachable_lines(model: &Model, view: &NodeView, width: usize) -> Vec<Line<'static>> {
+    let Link::Unreachable { since_s, why } = &view.link else { return Vec::new() };
+    let (state, time) = (view.state(model.now), units::short_duration(model.now - since_s));
+    let clean = |text: &str| text::clean(&text.replace('\n', " "));
+    with_hint(model, format!("{state} for {time}: {}", clean(&why.why)), Style::new(), &clean(&why.fix), width)
 }
 
 /// Returns the glyph and the colour of a fault.

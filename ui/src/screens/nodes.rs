@@ -337,7 +337,7 @@ fn table(model: &Model, buf: &mut Buffer, area: Rect) {
         };
         let pointer = if is_chosen { model.symbols.pointer } else { " " };
         let mark = if model.nodes.marked.contains(&view.node.id) { model.symbols.mark } else { " " };
-        let name = text::fit(view.node.id.as_str(), name_width, model.symbols.ellipsis);
+        let name = node_table::name(model, &view.node.id, name_width);
         let pad = " ".repeat(name_width.saturating_sub(text::width(&name)));
         let mut line = vec![
             Span::styled(format!("{pointer}{mark}"), model.theme.accent),
@@ -435,10 +435,7 @@ fn details(model: &Model, buf: &mut Buffer, area: Rect, view: &NodeView) {
     }
     let condition = view.condition(model.now);
     match (&view.link, condition) {
-        (Link::Unreachable { why, .. }, _) => {
-            lines.push(Line::styled(node_table::unreachable(model.now, view), model.theme.faint));
-            lines.extend(failure_lines(model, why, width));
-        }
+        (Link::Unreachable { .. }, _) => lines.extend(node_table::unreachable_lines(model, view, width)),
         (_, NodeHealth::Late) => {
             lines.push(Line::styled("Connected, but no samples arrive; nvidia-smi may hang.", model.theme.warn));
         }

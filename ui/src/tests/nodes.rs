@@ -8,7 +8,7 @@ use cluster::probe::{Frame, Frames};
 use cluster::{Node, NodeId};
 use health::{Finding, Rule, Subject, Urgency};
 use ratatui_core::style::Modifier;
-use rundir::{Failure, NodeSample};
+use rundir::{ErrorCode, Failure, NodeSample};
 
 fn named(name: &str) -> NodeId {
     NodeId::new(name).unwrap()
@@ -72,10 +72,10 @@ pub(super) fn no_gpus(number: u64) -> Frame {
 
 pub(super) fn away() -> Failure {
     Failure::new(
-        rundir::ErrorCode::NodeUnreachable,
+        ErrorCode::NoAnswer,
         "cannot watch node gpu005",
-        "node gpu005 cannot be reached: connecting: it does not answer within 10 s",
-        "see whether the node and its network are up; try `ssh gpu005`",
+        "10.0.0.5 port 22 did not answer within 10 s",
+        "check that the node and its network are up: ping 10.0.0.5",
     )
 }
 
@@ -193,6 +193,40 @@ fn an_unreachable_node_shows_since_when_and_why() {
     ui.send(Msg::Node { node: named("gpu005"), what: NodeMsg::Frame(Box::new(busy(7))) });
     ui.send(Msg::Tick(NOW + 142.0));
     assert_eq!(ui.model.selected_node().unwrap().condition(ui.model.now), NodeHealth::Well);
+}
+
+#[test]
+fn the_state_of_an_unreachable_node_is_its_kind_of_error() {
+    let mut ui = with(&[("gpu001", vec![])]);
+    for (code, state) in [
+        (ErrorCode::NoAddress, "no address"),
+        (ErrorCode::ConnectionRefused, "refused"),
+        (ErrorCode::HostKeyChanged, "key changed"),
+        (ErrorCode::HostKeyUnknown, "key unknown"),
+        (ErrorCode::NoAnswer, "no answer"),
+        (ErrorCode::LoginRefused, "login failed"),
+        (ErrorCode::NodeUnreachable, "unreachable"),
+        (ErrorCode::HostKey, "unreachable"),
+    ] {
+        let why = Failure::new(code, "cannot watch node gpu001", "a reason", "a hint");
+        ui.send(Msg::Node { node: named("gpu001"), what: NodeMsg::Down(why) });
+        let view = ui.model.fleet.node(&named("gpu001")).unwrap();
+        assert_eq!((view.state(ui.model.now), view.condition(ui.model.now)), (state, NodeHealth::Unreachable));
+        assert!(ui.screen().contains(&format!("{state} for 0 s: a reason  a hint")), "{}", ui.screen());
+        ui.press("/");
+        ui.type_in(state);
+        ui.press("Enter");
+        assert!(ui.screen().contains("gpu001"), "{}", ui.screen());
+        ui.press("Esc");
+    }
+}
+
+#[test]
+fn a_long_ipv6_address_keeps_its_end() {
+    let mut ui = with(&[("2001:db8:1234:5678:9abc:def0:1234:5678", vec![busy(1)])]);
+    assert!(ui.screen().contains("…:5678:9abc:def0:1234:5678 "), "{}", ui.screen());
+    ui.resize(160, 48);
+    assert!(ui.screen().contains("…8:1234:5678:9abc:def0:1234:5678 "), "{}", ui.screen());
 }
 
 #[test]
@@ -784,7 +818,7 @@ fn rates_of_links_are_differences_of_two_samples() {
 fn an_unreachable_node_has_no_bars() {
     let mut ui = many(12);
     let line = |ui: &Ui| ui.screen().lines().find(|line| line.contains("gpu009")).unwrap().to_owned();
-    assert!(line(&ui).contains("????????") && line(&ui).contains("unreachable"), "{}", line(&ui));
+    assert!(line(&ui).contains("????????") && line(&ui).contains("no answer"), "{}", line(&ui));
     ui.press("o m");
     assert!(line(&ui).contains("gpu009 ????????"), "{}", line(&ui));
 }

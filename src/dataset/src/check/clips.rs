@@ -34,6 +34,10 @@ fn clip(row: &ClipRow, outcome: Option<&Outcome>, request: &CheckRequest<'_>, id
                 (clip.fps, clip.duration_s, clip.frames) = (facts.fps, facts.duration_s, facts.frames);
                 clip.codec.clone_from(&facts.codec);
                 (clip.hdr, clip.variable_rate, clip.unusual) = (facts.hdr, facts.variable_rate, facts.unusual);
+                clip.frame_folder = facts.frame_folder;
+                if let Some(fps) = request.rate().filter(|_| clip.frame_folder) {
+                    (clip.fps, clip.duration_s) = (fps, facts.frames as f64 / fps);
+                }
                 of_video =
                     of_video.or_else(|| (facts.frames < 2 && !facts.picture).then_some(ExclusionReason::OneFrame));
             }
@@ -105,16 +109,19 @@ fn too_short(clip: &Clip, choice: &FrameChoice) -> Option<ExclusionReason> {
     if choice.frames == 0 {
         return None;
     }
-    if clip.fps <= 0.0 {
+    if clip.fps <= 0.0 && !clip.frame_folder {
         // A picture.
         let (frames, needed) = (clip.frames, choice.frames);
         let is_short = frames == 1 && needed > 1;
         return is_short.then_some(ExclusionReason::TooShort { frames, needed, span_s: 0.0, needed_s: None });
     }
-    let times: Vec<f64> = (0..clip.frames).map(|at| at as f64 / clip.fps).collect();
+    let choice = &clip.choice(choice);
+    // A folder of frames may have no rate. Its frames are chosen by their numbers.
+    let rate = if clip.fps > 0.0 { clip.fps } else { 1.0 };
+    let times: Vec<f64> = (0..clip.frames).map(|at| at as f64 / rate).collect();
     let needs_rate = !matches!(choice.mode, FrameMode::Stride | FrameMode::Linspace);
     let needed_s = choice.fps.filter(|_| needs_rate).map(|fps| (choice.frames - 1) as f64 / fps);
-    let span_s = clip.frames.saturating_sub(1) as f64 / clip.fps;
+    let span_s = if clip.fps > 0.0 { clip.frames.saturating_sub(1) as f64 / clip.fps } else { 0.0 };
     let reason = |frames, needed| ExclusionReason::TooShort { frames, needed, span_s, needed_s };
     match choose(&times, choice) {
         Ok(_) | Err(NotEnough::Invalid(_)) => None,

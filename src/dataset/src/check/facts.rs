@@ -1,4 +1,4 @@
-//! Probes one file with ffprobe and collects the facts about its video.
+//! Probes one file with ffprobe, or reads the pictures of a folder of frames, and collects the facts about the video.
 
 use crate::{ExclusionReason, Unusual};
 use camino::Utf8Path;
@@ -24,6 +24,9 @@ pub(super) struct Facts {
     /// The file is a picture: a clip of one frame.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub picture: bool,
+    /// The clip is a folder of frames, which has no rate of its own.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub frame_folder: bool,
 }
 
 /// The result of a probe.
@@ -42,12 +45,13 @@ pub(super) struct Probed {
     pub cacheable: bool,
 }
 
-/// Probes a file.
+/// Probes a file. Reads all pictures of a folder of frames.
 ///
 /// # Errors
 /// No file can be probed, because ffprobe is missing or the check was cancelled.
 pub(super) fn probe(programs: &Programs, path: &Utf8Path) -> Result<Probed, Failure> {
-    match programs.examine(path) {
+    let examined = programs.examine(path).and_then(|source| programs.check_frames(&source).map(|()| source));
+    match examined {
         Ok(source) => Ok(Probed { found: ProbeResult::Video(facts(&source.probe, &source.times())), cacheable: true }),
         Err(error) if matches!(error.failure.code, ErrorCode::ProgramMissing | ErrorCode::Cancelled) => {
             Err(error.failure)
@@ -62,7 +66,8 @@ pub(super) fn probe(programs: &Programs, path: &Utf8Path) -> Result<Probed, Fail
 fn facts(probe: &video::Probe, times: &[f64]) -> Facts {
     let frames = times.len();
     let span_s = times.last().zip(times.first()).map_or(0.0, |(last, first)| last - first);
-    let measured = if span_s > 0.0 { (frames - 1) as f64 / span_s } else { probe.fps };
+    let has_times = span_s > 0.0 && !probe.is_frames();
+    let measured = if has_times { (frames - 1) as f64 / span_s } else { probe.fps };
     // If the rates agree, use the stated rate, which is exact, for example 23.976.
     let fps = if (measured - probe.fps).abs() < 0.002 * probe.fps { probe.fps } else { measured };
     Facts {
@@ -76,6 +81,7 @@ fn facts(probe: &video::Probe, times: &[f64]) -> Facts {
         variable_rate: is_variable(times),
         unusual: Unusual::of(probe),
         picture: probe.is_picture(),
+        frame_folder: probe.is_frames(),
     }
 }
 

@@ -64,6 +64,14 @@ impl CheckRequest<'_> {
     }
 }
 
+impl CheckRequest<'_> {
+    /// Returns the rate at which frames are taken, which is that of folders of frames; `None` to take frames by their numbers.
+    fn rate(&self) -> Option<f64> {
+        let of_buckets = || self.buckets.as_ref().and_then(Assigner::rate);
+        self.frames.as_ref().map_or_else(of_buckets, |choice| choice.fps)
+    }
+}
+
 /// The progress of a check.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CheckProgress {

@@ -147,8 +147,8 @@ struct Worked {
 fn work(request: &CheckRequest<'_>, path: &Utf8Path) -> Result<Worked, Failure> {
     let content = match hash(path) {
         Ok(content) => content,
-        Err(error) => {
-            let found = ProbeResult::Excluded(ExclusionReason::Unreadable { why: error.to_string() });
+        Err(failure) => {
+            let found = ProbeResult::Excluded(ExclusionReason::Unreadable { why: failure.why });
             return Ok(Worked { content: String::new(), found, cacheable: false });
         }
     };

@@ -17,7 +17,7 @@ const RANGES: [usize; 7] = [2, 9, 17, 33, 49, 81, 161];
 pub struct Report {
     /// The folder or table.
     pub source: Utf8PathBuf,
-    /// `pairs`, `lists` or `table`.
+    /// `pairs`, `frames`, `lists` or `table`.
     pub layout: &'static str,
     /// Why this layout was chosen.
     pub layout_why: String,
@@ -39,6 +39,8 @@ pub struct Report {
     pub codecs: Vec<Count>,
     /// Clips whose frames are not evenly spaced.
     pub variable_rate: usize,
+    /// Clips that are folders of frames.
+    pub frame_folders: usize,
     /// Clips with a high dynamic range.
     pub hdr: usize,
     /// Clips whose frames consist of two fields.
@@ -57,6 +59,10 @@ pub struct Report {
     pub repeated_frames: usize,
     /// Clips with another size or length than their table states.
     pub stated_wrong: usize,
+    /// Clips that have the bytes of another file, and another caption.
+    pub same_bytes: usize,
+    /// The ids of these clips, grouped by their bytes.
+    pub same_bytes_groups: Vec<Vec<String>>,
     /// The captions.
     pub captions: Captions,
     /// Usable clips by size and frames.
@@ -165,8 +171,19 @@ impl Report {
         let mut notes = source.notes.clone();
         notes
             .extend(probed.not_kept.as_ref().map(|why| format!("the results were not kept for the next check: {why}")));
+        let frame_folders = count(&|clip| clip.frame_folder);
+        if frame_folders > 0 {
+            let folders = format!("{} of frames", units::counted(frame_folders, "folder"));
+            notes.push(match request.rate() {
+                Some(fps) => {
+                    format!("{folders}: --fps is their rate, {fps}, and none of their frames is skipped or repeated")
+                }
+                None => format!("{folders}: their rate is not known, so they count as 0 s; --fps sets it"),
+            });
+        }
         let buckets = manifest.buckets();
         let target_fps = request.frames.as_ref().and_then(|choice| choice.fps);
+        let same_bytes_groups = same_bytes(&usable);
         Self {
             source: manifest.header.source.clone(),
             layout: source.layout.name(),
@@ -180,6 +197,7 @@ impl Report {
             rates: counts(usable.iter().filter(|clip| clip.fps > 0.0).map(|clip| rate(clip.fps))),
             codecs: counts(usable.iter().map(|clip| clip.codec.clone())),
             variable_rate: count(&|clip| clip.variable_rate),
+            frame_folders,
             hdr: count(&|clip| clip.hdr),
             interlaced: count(&|clip| clip.unusual.interlaced),
             rotated: count(&|clip| clip.unusual.rotation.is_some()),
@@ -192,6 +210,8 @@ impl Report {
             // With a tolerance of 1 %, 23.976 counts as 24.
             repeated_frames: target_fps.map_or(0, |fps| count(&|clip| clip.fps > 0.0 && clip.fps < fps * 0.99)),
             stated_wrong: source.rows.iter().filter(|row| states_otherwise(row, &by_path)).count(),
+            same_bytes: same_bytes_groups.iter().map(Vec::len).sum(),
+            same_bytes_groups,
             captions: captions(manifest, source, &usable, request),
             histogram: histogram(&usable),
             empty_buckets: request.buckets.as_ref().map_or_else(Vec::new, |assigner| {
@@ -226,6 +246,18 @@ fn dropped(clip: &Clip, reason: &ExclusionReason) -> Dropped {
         detail: reason.to_string(),
         reason: reason.clone(),
     }
+}
+
+/// Groups the clips that have the same bytes in several files, in the order of their first clips.
+fn same_bytes(usable: &[&Clip]) -> Vec<Vec<String>> {
+    let mut by_content: HashMap<&str, Vec<&Clip>> = HashMap::new();
+    for clip in usable.iter().copied() {
+        by_content.entry(&clip.content).or_default().push(clip);
+    }
+    let of_first = |clip: &&Clip| by_content.get(clip.content.as_str()).filter(|group| group[0].id == clip.id);
+    let has_several_files = |group: &&Vec<&Clip>| group.iter().any(|clip| clip.path != group[0].path);
+    let groups = usable.iter().filter_map(of_first).filter(has_several_files);
+    groups.map(|group| group.iter().map(|clip| clip.id.clone()).collect()).collect()
 }
 
 fn lengths(usable: &[&Clip]) -> Option<Lengths> {

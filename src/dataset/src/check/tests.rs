@@ -72,6 +72,20 @@ impl Site {
         self.with(name, bytes).with(text.as_str(), caption)
     }
 
+    /// Adds a folder of frames of 64 × 48 pixels, each of one grey, and its caption.
+    fn frames(self, name: &str, greys: &[u8], caption: &str) -> Self {
+        fs::create_dir_all(self.path.join(name)).unwrap();
+        for (number, grey) in greys.iter().enumerate() {
+            self.frame(&format!("{name}/{number}.png"), *grey, 48);
+        }
+        self.with(&format!("{name}.txt"), caption)
+    }
+
+    fn frame(&self, name: &str, grey: u8, height: usize) {
+        let frames = video::Frames { width: 64, height, count: 1, rgb: vec![grey; 64 * height * 3] };
+        video::write_png(&self.path.join(name), &frames, 0).unwrap();
+    }
+
     fn cache(&self) -> Utf8PathBuf {
         Utf8Path::from_path(self.keep.path()).unwrap().join("cache")
     }
@@ -290,6 +304,92 @@ fn clips_that_repeat_another_one_are_excluded() {
     // The same video with another caption is another clip.
     assert_eq!((reasons["a.mp4#3"], reasons["copy.mp4#2"]), (None, None));
     assert_eq!(reasons["copy.mp4"], Some(&ExclusionReason::DoubledFile { first: first() }));
+    assert_eq!(checked.report.same_bytes_groups, [["a.mp4", "a.mp4#3", "copy.mp4#2"]]);
+}
+
+#[test]
+fn files_with_the_same_bytes_and_other_captions_are_used_and_listed() {
+    let site = Site::new()
+        .video("a.mp4", "long.mp4", "one")
+        .video("b.mp4", "long.mp4", "two")
+        .video("c.mp4", "short.mp4", "three")
+        .frames("x", &[1, 2, 3], "four")
+        .frames("y", &[1, 2, 3], "five")
+        .frames("z", &[3, 2, 1], "six");
+    let report = site.check().report;
+    assert_eq!((report.usable, report.same_bytes), (6, 4));
+    assert_eq!(report.same_bytes_groups, [["a.mp4", "b.mp4"], ["x", "y"]]);
+    let text = report.text(Some(80));
+    let line = text.lines().find(|line| line.contains("a.mp4 = b.mp4")).unwrap();
+    insta::assert_snapshot!(line, @"note      4 clips with the bytes of another file and another caption: a.mp4 = b.mp4, x = y");
+    // One file with two captions is not repeated by mistake.
+    let table = "video,caption\na.mp4,one\na.mp4,two\n";
+    let report = Site::new().video("a.mp4", "long.mp4", "").with("metadata.csv", table).check().report;
+    assert_eq!((report.usable, report.same_bytes, report.same_bytes_groups.len()), (2, 0, 0));
+}
+
+#[test]
+fn a_folder_of_frames_is_a_clip_at_the_rate_of_the_choice_and_needs_no_ffprobe() {
+    let greys: Vec<u8> = (0..12).collect();
+    let site = Site::new().frames("a", &greys, "twelve frames").frames("b", &greys[..3], "three frames");
+    let request = || CheckRequest { programs: Programs::at("/nonesuch/ffmpeg", "/nonesuch/ffprobe"), ..site.request() };
+    let first = checked(&request());
+    let clip = &first.manifest.clips[0];
+    assert_eq!((clip.id.as_str(), clip.width, clip.height, clip.frames), ("a", 64, 48, 12));
+    assert_eq!((clip.codec.as_str(), clip.fps, clip.duration_s), ("png", 0.0, 0.0));
+    assert_eq!((first.report.layout, first.report.usable, first.report.frame_folders), ("frames", 2, 2));
+    let path = site.cache().with_file_name("manifest.jsonl");
+    first.manifest.write(&path).unwrap();
+    assert_eq!(ClipManifest::read(&path).unwrap(), first.manifest);
+    // Neither is skipped or repeated at any rate: 12 frames are enough for 12.
+    for fps in [8.0, 50.0] {
+        let choice = FrameChoice { mode: FrameMode::Middle, frames: 12, fps: Some(fps), stride: 1, seed: 0 };
+        let second = checked(&CheckRequest { frames: Some(choice), ..request() });
+        assert_eq!(second.report.cached, 2);
+        let [a, b] = &second.manifest.clips[..] else { panic!("{:?}", second.manifest) };
+        assert_eq!((a.excluded.as_ref(), a.fps, a.duration_s), (None, fps, 12.0 / fps));
+        let reason = ExclusionReason::TooShort { frames: 3, needed: 12, span_s: 2.0 / fps, needed_s: None };
+        assert_eq!(b.excluded, Some(reason));
+    }
+    // Without a rate, the frames are taken by their numbers.
+    let mut first = first;
+    first.manifest.exclude_short(&FrameChoice { mode: FrameMode::Head, frames: 4, fps: None, stride: 3, seed: 0 });
+    let excluded: Vec<bool> = first.manifest.clips.iter().map(|clip| !clip.is_usable()).collect();
+    assert_eq!(excluded, [false, true]);
+}
+
+#[test]
+fn a_table_can_name_folders_of_frames() {
+    let table = "{\"video_path\": \"clips/a\", \"caption\": \"a room\"}\n{\"video_path\": \"clips\", \"caption\": \"no frames\"}\n";
+    let checked = Site::new().frames("clips/a", &[1, 2, 3], "").with("metadata.jsonl", table).check();
+    let [a, none] = &checked.manifest.clips[..] else { panic!("{:?}", checked.manifest) };
+    assert_eq!((a.id.as_str(), a.frames, a.frame_folder, a.excluded.as_ref()), ("clips/a", 3, true, None));
+    assert!(matches!(none.excluded, Some(ExclusionReason::NotAVideo { .. })), "{none:?}");
+}
+
+#[test]
+fn a_folder_with_a_damaged_frame_or_with_frames_that_do_not_belong_together_is_excluded_with_the_name_of_the_frame() {
+    let site = Site::new()
+        .frames("good", &[1, 2, 3], "good")
+        .frames("hurt", &[4, 5, 6], "one picture is no picture")
+        .frames("sizes", &[7, 8, 9], "one picture is smaller")
+        .frames("mixed", &[10, 11], "one picture has another format")
+        .frames("one", &[12], "a single frame")
+        .with("hurt/1.png", "this is not a picture")
+        .with("mixed/2.bmp", "");
+    site.frame("sizes/2.png", 9, 32);
+    let checked = site.check();
+    let reasons = reasons(&checked);
+    assert_eq!((reasons["good"], reasons["one"]), (None, Some(&ExclusionReason::OneFrame)));
+    let named = |clip: &str, frame: &str| match reasons[clip] {
+        Some(ExclusionReason::Unreadable { why } | ExclusionReason::Unsupported { why }) => why.contains(frame),
+        _ => false,
+    };
+    assert!(named("hurt", "1.png") && named("sizes", "2.png") && named("mixed", "2.bmp"), "{reasons:?}");
+    // A picture that is replaced changes the clip.
+    site.frame("hurt/1.png", 5, 48);
+    let again = site.check();
+    assert_eq!(again.manifest.clips.iter().find(|clip| clip.id == "hurt").unwrap().excluded, None);
 }
 
 #[test]

@@ -7,6 +7,8 @@ use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
 /// The maximum number of sizes, rates or codecs on one line.
 const LISTED: usize = 4;
+/// The maximum number of clips of a group that are named.
+const NAMED: usize = 3;
 /// The maximum number of bars of the histogram.
 const BARS: usize = 24;
 /// The maximum width of the column with the ids of dropped clips.
@@ -86,6 +88,11 @@ impl Report {
             let differ =
                 format!("{} differ in size or length from the table", units::counted(self.stated_wrong, "clip"));
             facts.push(("note", differ));
+        }
+        if self.same_bytes > 0 {
+            let clips = units::counted(self.same_bytes, "clip");
+            let groups = units::listed(&self.same_bytes_groups, LISTED, |group| equal(group));
+            facts.push(("note", format!("{clips} with the bytes of another file and another caption: {groups}")));
         }
         facts.extend(self.notes.iter().map(|note| ("note", note.clone())));
         facts
@@ -167,6 +174,12 @@ fn list(counts: &[Count], unit: &str) -> String {
         return format!("{}{unit}", only.value);
     }
     units::listed(counts, LISTED, |count| format!("{}{unit} ({})", count.value, count.clips))
+}
+
+/// Names the first clips of a group that have the same bytes: `a.mp4 = b.mp4`.
+fn equal(group: &[String]) -> String {
+    let more = if group.len() > NAMED { " = …" } else { "" };
+    group.iter().take(NAMED).map(String::as_str).collect::<Vec<_>>().join(" = ") + more
 }
 
 fn hours(hours: f64) -> String {

@@ -192,6 +192,8 @@ fn files(folder: &Utf8Path) -> Result<Vec<Utf8PathBuf>, Failure> {
     };
     let entries = folder.read_dir_utf8().map_err(failed)?.map(|entry| entry.map(|entry| entry.into_path()));
     let mut files: Vec<Utf8PathBuf> = entries.collect::<Result<_, _>>().map_err(failed)?;
+    // macOS writes such files beside those that it copies to other file systems.
+    files.retain(|path| !path.file_name().is_some_and(|name| name.starts_with("._")));
     files.sort();
     Ok(files)
 }

@@ -3,7 +3,8 @@
 use super::pairs::{Files, is_of, no_videos};
 use super::table::Columns;
 use super::{
-    CaptionFault, ClipRow, SourceListing, SourceRequest, VIDEO_ENDINGS, csv, invalid, json, lists, pairs, parquet,
+    CaptionFault, ClipRow, SourceListing, SourceRequest, VIDEO_ENDINGS, csv, frames, invalid, json, lists, pairs,
+    parquet,
 };
 use camino::{Utf8Path, Utf8PathBuf};
 use rundir::{ErrorCode, Failure};
@@ -22,6 +23,8 @@ const TABLE_ENDINGS: [&str; 6] = ["csv", "tsv", "json", "jsonl", "parquet", "pq"
 pub enum Layout {
     /// A folder with `a.mp4` and `a.txt`.
     Pairs,
+    /// A folder with `a/1.png`, `a/2.png`… and `a.txt`.
+    Frames,
     /// `prompts.txt` and `videos.txt`.
     Lists,
     /// A CSV, TSV, JSON, JSONL or Parquet file.
@@ -33,6 +36,7 @@ impl Layout {
     pub fn name(self) -> &'static str {
         match self {
             Self::Pairs => "pairs",
+            Self::Frames => "frames",
             Self::Lists => "lists",
             Self::Table => "table",
         }
@@ -108,24 +112,46 @@ fn of_folder(folder: &Utf8Path, request: &SourceRequest) -> Result<SourceListing
             format!("looked for {} and {}", lists::CAPTIONS.join(", "), lists::VIDEOS.join(", ")),
             "write one caption per line to prompts.txt and one path per line to videos.txt",
         )),
-        (None | Some(Layout::Pairs), _, _) => of_pairs(folder),
+        (Some(Layout::Frames), _, _) => of_frames(folder, Files::below(folder)?),
+        (None | Some(Layout::Pairs), _, _) => {
+            let files = Files::below(folder)?;
+            let has_only_frames = files.has_no_files() && !files.frame_folders.is_empty();
+            if request.layout.is_none() && has_only_frames { of_frames(folder, files) } else { of_pairs(folder, files) }
+        }
     }
 }
 
-fn of_pairs(folder: &Utf8Path) -> Result<SourceListing, Failure> {
-    let files = Files::below(folder)?;
-    if files.videos.is_empty() && files.unnamed.is_empty() && files.pictures.is_empty() {
+fn of_pairs(folder: &Utf8Path, files: Files) -> Result<SourceListing, Failure> {
+    if files.has_no_files() && files.frame_folders.is_empty() {
         return Err(no_videos(folder, &files));
     }
-    let mut videos = units::counted(files.videos.len() + files.unnamed.len(), "video");
+    let mut kinds = vec![units::counted(files.videos.len() + files.unnamed.len(), "video")];
     if !files.pictures.is_empty() {
-        videos += &format!(" and {}", units::counted(files.pictures.len(), "picture"));
+        kinds.push(units::counted(files.pictures.len(), "picture"));
+    }
+    if !files.frame_folders.is_empty() {
+        kinds.push(frames::counted(files.frame_folders.len()));
     }
     let (rows, notes) = pairs::read(folder, files)?;
-    let with_text = rows.iter().filter(|row| row.caption != Err(CaptionFault::Missing)).count();
-    let each = if with_text == rows.len() { "each".into() } else { with_text.to_string() };
-    let why = format!("{videos} below the folder, {each} with a .txt file of the same name");
+    let why =
+        format!("{} below the folder, {} with a .txt file of the same name", kinds.join(" and "), with_text(&rows));
     Ok(SourceListing { layout: Layout::Pairs, why, root: folder.to_owned(), rows, notes })
+}
+
+fn of_frames(folder: &Utf8Path, files: Files) -> Result<SourceListing, Failure> {
+    if files.picture_folders.is_empty() {
+        return Err(frames::no_folders(folder));
+    }
+    let (rows, notes) = frames::read(folder, files)?;
+    let folders = frames::counted(rows.len());
+    let why = format!("{folders} below the folder, {} with a .txt file of the same name", with_text(&rows));
+    Ok(SourceListing { layout: Layout::Frames, why, root: folder.to_owned(), rows, notes })
+}
+
+/// Returns the number of rows with a text file as text: `each` if all rows have one.
+fn with_text(rows: &[ClipRow]) -> String {
+    let with_text = rows.iter().filter(|row| row.caption != Err(CaptionFault::Missing)).count();
+    if with_text == rows.len() { "each".into() } else { with_text.to_string() }
 }
 
 fn of_file(path: &Utf8Path, request: &SourceRequest) -> Result<SourceListing, Failure> {

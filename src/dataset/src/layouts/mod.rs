@@ -2,6 +2,7 @@
 
 mod csv;
 mod detect;
+mod frames;
 mod json;
 mod lists;
 mod pairs;
@@ -22,9 +23,6 @@ pub use detect::{Layout, read_source};
 /// The file name extensions of videos.
 pub const VIDEO_ENDINGS: [&str; 16] =
     ["mp4", "mov", "mkv", "webm", "avi", "m4v", "mpg", "mpeg", "ts", "m2ts", "mts", "wmv", "flv", "3gp", "ogv", "gif"];
-
-/// The file name extensions of pictures that vidtui cannot read and therefore skips.
-const OTHER_PICTURES: [&str; 4] = ["bmp", "tif", "tiff", "avif"];
 
 /// A source and the options for reading it.
 #[derive(Debug, Clone, Default)]
@@ -56,7 +54,7 @@ pub struct SourceListing {
     pub notes: Vec<String>,
 }
 
-/// One video with one caption, as a layout lists it. The video has not been looked at.
+/// One video, or folder of frames, with one caption, as a layout lists it. The video has not been looked at.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ClipRow {
     /// The path below the root, or the absolute path, as in the source.

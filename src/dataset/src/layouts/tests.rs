@@ -88,6 +88,57 @@ fn pictures_without_a_caption_and_those_of_other_formats_are_counted_apart() {
 }
 
 #[test]
+fn a_folder_of_pictures_with_a_text_file_beside_it_is_a_clip() {
+    let folder = Folder::new()
+        .with("a/1.png", "")
+        .with("a/2.png", "")
+        .with("a.txt", "a cat")
+        .with("sub/b.v2/0001.JPG", "")
+        .with("sub/b.v2.txt", "a dog")
+        .with("c/1.webp", "");
+    let source = folder.read();
+    assert_eq!(source.layout, Layout::Frames);
+    let expected = [("a", Ok("a cat")), ("c", Err(CaptionFault::Missing)), ("sub/b.v2", Ok("a dog"))];
+    assert_eq!(rows(&source), expected);
+    assert_eq!(source.rows[2].path, folder.path.join("sub/b.v2"));
+    assert!(source.notes.is_empty(), "{:?}", source.notes);
+}
+
+#[test]
+fn folders_of_frames_beside_videos_are_clips_and_other_folders_of_pictures_are_skipped() {
+    let folder = Folder::new()
+        .with("a.mp4", "")
+        .with("a.txt", "of the video, not of its thumbnails")
+        .with("a/1.png", "")
+        .with("b/1.png", "")
+        .with("b/2.png", "")
+        .with("b.txt", "frames")
+        .with("c/1.png", "")
+        .with("c/1.txt", "a picture with its own caption")
+        .with("c/2.png", "")
+        .with("c.txt", "an album")
+        .with("d/1.png", "");
+    let source = folder.read();
+    assert_eq!(source.layout, Layout::Pairs);
+    let expected = [
+        ("a.mp4", Ok("of the video, not of its thumbnails")),
+        ("c/1.png", Ok("a picture with its own caption")),
+        ("b", Ok("frames")),
+    ];
+    assert_eq!(rows(&source), expected);
+    let files = super::pairs::Files::below(&folder.path).unwrap();
+    assert_eq!((files.frame_folders.len(), files.picture_folders.len(), files.without_caption), (1, 4, 3));
+    // The caption of the album has no clip, and three pictures are skipped.
+    assert_eq!(source.notes.len(), 2, "{:?}", source.notes);
+    let layout = |layout| read_source(&SourceRequest { layout: Some(layout), ..folder.request() }).unwrap();
+    assert_eq!(rows(&layout(Layout::Pairs)), expected);
+    let frames = layout(Layout::Frames);
+    let names: Vec<&str> = frames.rows.iter().map(|row| row.name.as_str()).collect();
+    assert_eq!(names, ["a", "b", "c", "d"]);
+    assert!(frames.notes.iter().any(|note| note.contains("1 video skipped")), "{:?}", frames.notes);
+}
+
+#[test]
 fn a_link_to_a_folder_above_is_not_followed_forever() {
     let folder = Folder::new().with("a.mp4", "");
     std::os::unix::fs::symlink(&folder.path, folder.path.join("again")).unwrap();
@@ -300,6 +351,9 @@ fn sources_that_are_no_data_sets_are_refused() {
         let request = SourceRequest { source: file.path.join(name), ..Default::default() };
         assert_eq!(read_source(&request).unwrap_err().code, ErrorCode::InvalidDataset);
     }
+    let layout = Some(Layout::Frames);
+    let no_frames = SourceRequest { source: file.path.clone(), layout, ..Default::default() };
+    assert_eq!(read_source(&no_frames).unwrap_err().code, ErrorCode::InvalidDataset);
     let none = SourceRequest { source: "/nonesuch".into(), ..Default::default() };
     assert_eq!(read_source(&none).unwrap_err().code, ErrorCode::NotFound);
 }

@@ -100,6 +100,9 @@ pub fn rotary_from(cos: &Tensor, sin: &Tensor, text_len: i64) -> Tensor {
 /// Source: diffusers `get_3d_sincos_pos_embed`, whose grid lists the column first.
 pub fn sin_cos(model: &Model) -> Tensor {
     let (frames, rows, columns) = grid(model);
+    if model.resize_positions && grid(&model.at_base()) != (frames, rows, columns) {
+        return resized(model);
+    }
     let dim = model.dim() as i64;
     let axis = |len: i64, width: i64, scale: f64| {
         let exponent = Tensor::arange(width / 2, (Kind::Double, Device::Cpu)) / (width as f64 / 2.0);
@@ -116,6 +119,23 @@ pub fn sin_cos(model: &Model) -> Tensor {
         .reshape([frames * rows * columns, dim]);
     let text = Tensor::zeros([model.text_tokens() as i64, dim], (Kind::Double, Device::Cpu));
     Tensor::cat(&[text, video], 0).unsqueeze(0).to_kind(Kind::Float)
+}
+
+/// Returns the table of the base size, with rows and columns resized to those of the model. Frames are a prefix of the table's.
+///
+/// Source: VideoX-Fun `CogVideoXPatchEmbed.forward` (`videox_fun/models/cogvideox_transformer3d.py:231-242`): trilinear with as many
+/// frames as the table has, so each frame is resized for itself.
+fn resized(model: &Model) -> Tensor {
+    let (frames, rows, columns) = grid(model);
+    let dim = model.dim() as i64;
+    let base = Model { latent_frames: model.latent_frames, ..model.at_base() };
+    let (_, base_rows, base_columns) = grid(&base);
+    let text = model.text_tokens() as i64;
+    let table = sin_cos(&Model { resize_positions: false, ..base }).narrow(1, text, frames * base_rows * base_columns);
+    let table_tdrc = table.view([frames, base_rows, base_columns, dim]).permute([0, 3, 1, 2]);
+    let video = table_tdrc.upsample_bilinear2d([rows, columns], false, None::<f64>, None::<f64>);
+    let video = video.permute([0, 2, 3, 1]).reshape([1, frames * rows * columns, dim]);
+    Tensor::cat(&[Tensor::zeros([1, text, dim], (Kind::Float, Device::Cpu)), video], 1)
 }
 
 /// Returns the frames, rows and columns of the token grid.

@@ -24,7 +24,7 @@ impl EventWriter {
     /// times in their names. The time of the new file is later than those of the existing files, even if this node's clock is behind.
     ///
     /// * `now_s` — Unix seconds.
-    /// * `node` — the name of the node, which becomes part of the file name.
+    /// * `node` — the name of the node as part of a file name.
     ///
     /// # Errors
     /// When the folder or the file cannot be created.

@@ -28,13 +28,13 @@ fn plan_changed(past: &Past, options: ResumeOptions, ranks: usize, sets: &[&str]
 #[test]
 fn a_resume_may_change_keys_that_leave_the_tensors_alone_and_its_plan_shows_their_effect() {
     let past = past(45, &[40]);
-    let plan = plan_changed(&past, ResumeOptions::default(), 2, &["optimizer.lr=1e-6", "log.interval=5"]).unwrap();
+    let plan = plan_changed(&past, ResumeOptions::default(), 2, &["optimizer.lr=2e-4", "log.interval=5"]).unwrap();
     assert_eq!(plan.attempt.start, StartFrom::Checkpoint { run: past.run.id.clone(), step: 40 });
     let recipe = plan.run.recipe().unwrap();
-    assert_eq!((recipe.optimizer.lr, recipe.log.interval), (1e-6, 5));
+    assert_eq!((recipe.optimizer.lr, recipe.log.interval), (2e-4, 5));
     let changed: Vec<_> =
         plan.attempt.changed.iter().map(|changed| (changed.key.as_str(), changed.to.as_str())).collect();
-    assert_eq!(changed, [("log.interval", "5"), ("optimizer.lr", "1e-6")]);
+    assert_eq!(changed, [("log.interval", "5"), ("optimizer.lr", "0.0002")]);
     let rows: Vec<_> = plan.summary.iter().filter(|(name, _)| name == "changed").map(|(_, row)| row.as_str()).collect();
     assert!(rows[0].ends_with("the losses stay the same"), "{rows:?}");
     assert!(rows[1].ends_with("the losses differ from here on"), "{rows:?}");

@@ -109,6 +109,22 @@ pub(super) fn learned_positions_have_one_size(recipe: &Recipe) -> Result<(), Adv
     })
 }
 
+/// The frames of a resized table are those of its base size, or fewer.
+pub(super) fn resized_positions_have_enough_frames(recipe: &Recipe) -> Result<(), Advice> {
+    let model = &recipe.model;
+    let [base, ..] = model.base();
+    if !model.resize_positions || model.positions != Positions::SinCos || model.latent_frames <= base {
+        return Ok(());
+    }
+    let frames = model.latent_frames;
+    Err(Advice {
+        why: format!("the resized positions are for {base} latent frames, not {frames}"),
+        fix: format!(
+            "set model.latent_frames to {base} or less, or model.base_frames as in the config.json of the weights"
+        ),
+    })
+}
+
 pub(super) fn noise_grows(recipe: &Recipe) -> Result<(), Advice> {
     let (start, end) = (recipe.model.beta_start, recipe.model.beta_end);
     if start < end {

@@ -7,7 +7,7 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 use camino::{Utf8Path, Utf8PathBuf};
-use rundir::Login;
+use rundir::{ErrorCode, Login};
 
 use super::blocks;
 use super::known_hosts::KnownKeys;
@@ -117,7 +117,8 @@ impl Settings {
 
     /// Reads the settings with `ssh -G`, without the files that they name.
     pub(super) fn query(options: &SshOptions, login: &Login) -> Result<Self, ConnectionError> {
-        let error = |why: String, fix: &str| ConnectionError::new(ConnectStep::Config, why, fix);
+        let error =
+            |why: String, fix: &str| ConnectionError::new(ConnectStep::Config, ErrorCode::NodeUnreachable, why, fix);
         let mut command = options.command(login);
         let command = command.args(["-G", "--", login.node.as_str()]).stdin(Stdio::null());
         let output = command.output().map_err(|io| {
@@ -125,8 +126,8 @@ impl Settings {
             error(why, "install OpenSSH's client (Debian: apt-get install openssh-client)")
         })?;
         if !output.status.success() {
-            let stderr = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-            return Err(error(stderr, &format!("correct it; test it with `{} -G`", options.command_line(login))));
+            let why = format!("the SSH configuration cannot be read: {}", String::from_utf8_lossy(&output.stderr));
+            return Err(error(why, &format!("correct it; test it with `{} -G`", options.command_line(login))));
         }
         let home = env::var("HOME").unwrap_or_default();
         Ok(parse(&String::from_utf8_lossy(&output.stdout), &home, env::var("SSH_AUTH_SOCK").ok()))
@@ -260,6 +261,7 @@ connecttimeout none
         let aliased = read("hostkeyalias gpu01\n");
         assert_eq!((aliased.key_name(), aliased.port), (("gpu01", 22), 2200));
         assert_eq!(read("").key_name(), ("10.0.0.7", 2200));
+        assert_eq!(read("hostname 2001:db8::1\n").key_name(), ("2001:db8::1", 2200));
         assert_eq!(read("connecttimeout 3\n").connect_timeout, Duration::from_secs(3));
         assert_eq!(read("stricthostkeychecking accept-new\n").unknown_keys, UnknownKeys::Add);
         assert_eq!(read("stricthostkeychecking false\n").unknown_keys, UnknownKeys::Trust);
@@ -302,5 +304,7 @@ connecttimeout none
         let options = SshOptions { config: Some("my config".into()), ..SshOptions::default() };
         let login = Login { node: cluster::NodeId::from_hostname("gpu01"), user: Some("ada".into()), port: Some(2200) };
         assert_eq!(options.command_line(&login), "ssh -F 'my config' -l ada -p 2200 gpu01");
+        let login = Login { node: cluster::NodeId::new("fe80::1%eth0").unwrap(), ..login };
+        assert_eq!(options.command_line(&login), "ssh -F 'my config' -l ada -p 2200 fe80::1%eth0");
     }
 }

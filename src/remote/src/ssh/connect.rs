@@ -12,8 +12,8 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use camino::Utf8PathBuf;
 use nix::errno::Errno;
-use rundir::Login;
-use ssh2::{ErrorCode, MethodType, Session};
+use rundir::{ErrorCode, Login};
+use ssh2::{MethodType, Session};
 
 use super::config::{Settings, SshOptions, UnknownKeys};
 use super::known_hosts::{self, KeyStatus};
@@ -50,14 +50,14 @@ pub fn connect(settings: &Settings, login: &Login, options: &SshOptions) -> Resu
     let mut left = HANDSHAKES;
     let (session, socket) = loop {
         left -= 1;
-        let socket = connect_tcp(settings, &ssh)?;
+        let socket = connect_tcp(settings, login, &ssh)?;
         match handshake(settings, &socket, &known_keys.kinds()) {
             Ok(session) => break (session, socket),
             Err(error) if left > 0 && CLOSED_BY_SERVER.contains(&number(&error)) => thread::sleep(backoff.next()),
-            Err(error) => return Err(handshake_error(settings, &error, &ssh)),
+            Err(error) => return Err(handshake_error(settings, login, &error, &ssh)),
         }
     };
-    check_host_key(settings, &session, &known_keys, &ssh)?;
+    check_host_key(settings, login, &session, &known_keys, &ssh)?;
     log_in(settings, &session, &ssh)?;
     Ok(Connected { session, socket })
 }
@@ -65,16 +65,26 @@ pub fn connect(settings: &Settings, login: &Login, options: &SshOptions) -> Resu
 /// Returns the libssh2 error code of an error.
 pub(super) fn number(error: &ssh2::Error) -> i32 {
     match error.code() {
-        ErrorCode::Session(number) | ErrorCode::SFTP(number) => number,
+        ssh2::ErrorCode::Session(number) | ssh2::ErrorCode::SFTP(number) => number,
     }
 }
 
-fn connect_tcp(settings: &Settings, ssh: &str) -> Result<TcpStream, ConnectionError> {
+/// Returns the address of a node; `None` if it is the node's name, which every error names already.
+fn other_host<'a>(settings: &'a Settings, login: &Login) -> Option<&'a str> {
+    Some(settings.host.as_str()).filter(|host| *host != login.node.as_str())
+}
+
+fn connect_tcp(settings: &Settings, login: &Login, ssh: &str) -> Result<TcpStream, ConnectionError> {
     let (host, port) = (settings.host.as_str(), settings.port);
-    let failed = |why: String, fix: String| ConnectionError::new(ConnectStep::Connect, why, fix);
-    let addresses = (host, port)
-        .to_socket_addrs()
-        .map_err(|error| failed(format!("{host} has no address: {error}"), format!("check the name; try `{ssh}`")))?;
+    let failed = |code, why: String, fix: String| ConnectionError::new(ConnectStep::Connect, code, why, fix);
+    let other = other_host(settings, login);
+    let addresses = (host, port).to_socket_addrs().map_err(|error| {
+        let name = other.map_or("its name".to_owned(), |host| format!("its HostName {host}"));
+        let error = error.to_string();
+        let why = error.strip_prefix("failed to lookup address information: ").unwrap_or(&error);
+        let fix = format!("check the name; try `{ssh}`");
+        failed(ErrorCode::NoAddress, format!("{name} has no address: {why}"), fix)
+    })?;
     let mut last = io::Error::from(ErrorKind::NotFound);
     for address in addresses {
         match TcpStream::connect_timeout(&address, settings.connect_timeout) {
@@ -86,21 +96,24 @@ fn connect_tcp(settings: &Settings, ssh: &str) -> Result<TcpStream, ConnectionEr
             Err(error) => last = error,
         }
     }
-    let at = if port == 22 { host.to_owned() } else { format!("{host} port {port}") };
+    let at = other.map_or(format!("port {port}"), |host| format!("{host} port {port}"));
     Err(match (last.kind(), last.raw_os_error().map(Errno::from_raw)) {
         (ErrorKind::ConnectionRefused, _) => failed(
+            ErrorCode::ConnectionRefused,
             format!("{at} refuses the connection: the node is on, but no SSH server listens there"),
             "start sshd on the node, or correct the port".into(),
         ),
         (ErrorKind::TimedOut, _) => failed(
+            ErrorCode::NoAnswer,
             format!("{at} did not answer within {} s", settings.connect_timeout.as_secs()),
             format!("check that the node and its network are up: ping {host}"),
         ),
         (_, Some(Errno::EHOSTUNREACH | Errno::ENETUNREACH)) => failed(
-            format!("there is no route to {at}: the node or its network is down"),
+            ErrorCode::NodeUnreachable,
+            format!("there is no route to {}: the node or its network is down", other.unwrap_or("it")),
             format!("check that the node and its network are up: ping {host}"),
         ),
-        _ => failed(format!("{at}: {last}"), format!("try `{ssh}`")),
+        _ => failed(ErrorCode::NodeUnreachable, format!("{at}: {last}"), format!("try `{ssh}`")),
     })
 }
 
@@ -114,7 +127,7 @@ fn handshake(settings: &Settings, socket: &TcpStream, kinds: &[&str]) -> Result<
     if !wanted.is_empty() {
         session.method_pref(MethodType::HostKey, &wanted.join(","))?;
     }
-    session.set_tcp_stream(socket.try_clone().map_err(|_| ssh2::Error::from_errno(ErrorCode::Session(-7)))?);
+    session.set_tcp_stream(socket.try_clone().map_err(|_| ssh2::Error::from_errno(ssh2::ErrorCode::Session(-7)))?);
     session.handshake()?;
     session.set_timeout(millis(REPLY_TIMEOUT));
     Ok(session)
@@ -129,44 +142,51 @@ fn millis(time: Duration) -> u32 {
     u32::try_from(time.as_millis()).unwrap_or(u32::MAX)
 }
 
-fn handshake_error(settings: &Settings, error: &ssh2::Error, ssh: &str) -> ConnectionError {
-    let (host, number) = (&settings.host, number(error));
-    let failed = |why: String, fix: String| ConnectionError::new(ConnectStep::Handshake, why, fix);
+fn handshake_error(settings: &Settings, login: &Login, error: &ssh2::Error, ssh: &str) -> ConnectionError {
+    let (number, message) = (number(error), error.message());
+    let server =
+        other_host(settings, login).map_or("its SSH server".to_owned(), |host| format!("its SSH server at {host}"));
     if number == TIMEOUT {
-        let why = format!("the SSH server on {host} does not answer: the node hangs or is overloaded");
-        return failed(why, "log in at the console of the node; if that fails, restart the node".into());
+        let why = format!("{server} does not answer: the node hangs or is overloaded");
+        let fix = "log in at the console of the node; if that fails, restart the node";
+        return ConnectionError::new(ConnectStep::Handshake, ErrorCode::NoAnswer, why, fix);
     }
+    let failed =
+        |why: String, fix: String| ConnectionError::new(ConnectStep::Handshake, ErrorCode::NodeUnreachable, why, fix);
     if CLOSED_BY_SERVER.contains(&number) {
-        let why = format!("the SSH server on {host} closed the connection {HANDSHAKES} times: {}", error.message());
+        let why = format!("{server} closed the connection {HANDSHAKES} times: {message}");
         let fix = format!("it may block this machine, or have too many pending logins (MaxStartups); try `{ssh}`");
         return failed(why, fix);
     }
     let fix = format!("try `{ssh}`; if that works, connect through OpenSSH: set VIDTUI_SSH=ssh");
     if NO_COMMON_ALGORITHM.contains(&number) {
-        return failed(format!("{host} and vidtui have no algorithm in common: {}", error.message()), fix);
+        return failed(format!("{server} and vidtui have no algorithm in common: {message}"), fix);
     }
-    failed(error.message().to_owned(), fix)
+    failed(format!("the handshake with {server} failed: {message}"), fix)
 }
 
 fn check_host_key(
     settings: &Settings,
+    login: &Login,
     session: &Session,
     known: &known_hosts::KnownKeys,
     ssh: &str,
 ) -> Result<(), ConnectionError> {
     let (name, port) = settings.key_name();
-    let failed = |why: String, fix: String| ConnectionError::new(ConnectStep::HostKey, why, fix);
+    let failed = |code, why: String, fix: String| ConnectionError::new(ConnectStep::HostKey, code, why, fix);
     let Some((blob, _)) = session.host_key() else {
-        return Err(failed("the node sent no key".into(), format!("try `{ssh}`")));
+        return Err(failed(ErrorCode::HostKey, "it sent no host key".into(), format!("try `{ssh}`")));
     };
     let kind = kind_of(blob);
     let short = kind.trim_start_matches("ssh-").trim_start_matches("ecdsa-sha2-").to_owned();
-    let key = format!("{short} key {} of {name}", known_hosts::fingerprint(blob));
+    let of_name = if name == login.node.as_str() { String::new() } else { format!(" of {name}") };
+    let key = format!("{short} key {}{of_name}", known_hosts::fingerprint(blob));
     let file = if kind.starts_with("ecdsa") { "ecdsa" } else { &short };
     match known.status(blob) {
         KeyStatus::Known => Ok(()),
         // A revoked key is refused even where unknown keys are trusted.
         KeyStatus::Revoked { file: list, line } => Err(failed(
+            ErrorCode::HostKey,
             format!("the {key} is revoked by {list} line {line}"),
             "do not connect; report this to the administrator of the node".into(),
         )),
@@ -175,6 +195,7 @@ fn check_host_key(
             add_known_key(settings, &known_hosts::line(name, port, &kind, blob))
         }
         KeyStatus::Unknown => Err(failed(
+            ErrorCode::HostKeyUnknown,
             format!("the {key} is not in a known_hosts file"),
             format!(
                 "compare it with `ssh-keygen -lf /etc/ssh/ssh_host_{file}_key.pub` on the node, then accept it: `{ssh} true`"
@@ -184,6 +205,7 @@ fn check_host_key(
             let name = if port == 22 { name.to_owned() } else { format!("[{name}]:{port}") };
             let remove = plan::command_line(&["ssh-keygen", "-R", &name, "-f", list.as_str()]);
             Err(failed(
+                ErrorCode::HostKeyChanged,
                 format!(
                     "the {key} differs from {list} line {line}: the node was reinstalled, or the connection is intercepted"
                 ),
@@ -217,7 +239,7 @@ fn add_known_key(settings: &Settings, line: &str) -> Result<(), ConnectionError>
     });
     written.map_err(|error| {
         let why = format!("cannot add the key to {file}: {error}");
-        ConnectionError::new(ConnectStep::HostKey, why, "check the permissions of the file")
+        ConnectionError::new(ConnectStep::HostKey, ErrorCode::HostKey, why, "check the permissions of the file")
     })
 }
 
@@ -252,7 +274,7 @@ fn log_in(settings: &Settings, session: &Session, ssh: &str) -> Result<(), Conne
     let user = &settings.user;
     let why = match &tried[..] {
         [] => format!("there is no key for user {user}: no agent and no key file"),
-        tried => format!("{} refused all keys of user {user}; tried {}", settings.host, tried.join(", ")),
+        tried => format!("it refused all keys of user {user}; tried {}", tried.join(", ")),
     };
     let fix = match (locked, &tried[..]) {
         (Some(key), _) => format!("add the key to the agent: `ssh-add {key}`"),
@@ -262,7 +284,7 @@ fn log_in(settings: &Settings, session: &Session, ssh: &str) -> Result<(), Conne
             format!("install a key on the node: `{copy}`; then `{ssh} true` must work")
         }
     };
-    Err(ConnectionError::new(ConnectStep::Login, why, fix))
+    Err(ConnectionError::new(ConnectStep::Login, ErrorCode::LoginRefused, why, fix))
 }
 
 /// Tries the keys of the agent. Returns `None` if the server accepted a key, otherwise the number of keys tried. Keys that
@@ -324,5 +346,54 @@ impl Drop for Permit {
     fn drop(&mut self) {
         *self.0.0.lock().unwrap_or_else(PoisonError::into_inner) += 1;
         self.0.1.notify_one();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cluster::NodeId;
+
+    /// Returns the error of a connection to a port on which nothing listens.
+    fn error(node: &str, host: &str) -> ConnectionError {
+        let login = Login { node: NodeId::new(node).unwrap(), user: None, port: None };
+        let settings = Settings {
+            host: host.into(),
+            key_alias: None,
+            user: "ada".into(),
+            port: 1,
+            keys: Vec::new(),
+            only_these_keys: false,
+            agent: None,
+            known_hosts: Vec::new(),
+            unknown_keys: UnknownKeys::Refuse,
+            connect_timeout: Duration::from_secs(5),
+            is_direct: true,
+            unsupported: None,
+        };
+        connect_tcp(&settings, &login, "ssh").unwrap_err()
+    }
+
+    #[test]
+    fn an_error_of_tcp_has_its_code_and_names_the_address_only_if_it_is_not_the_node() {
+        let refused = error("gpu01", "127.0.0.1");
+        assert_eq!(refused.code, ErrorCode::ConnectionRefused);
+        assert!(refused.why.starts_with("127.0.0.1 port 1 refuses"), "{refused}");
+        assert!(error("127.0.0.1", "127.0.0.1").why.starts_with("port 1 refuses"));
+        let unknown = error("nowhere.invalid", "nowhere.invalid");
+        assert_eq!(unknown.code, ErrorCode::NoAddress);
+        assert!(unknown.why.starts_with("its name has no address: "), "{unknown}");
+        assert!(error("gpu01", "nowhere.invalid").why.starts_with("its HostName nowhere.invalid has no address: "));
+    }
+
+    #[test]
+    fn an_ipv6_address_is_connected_to() {
+        if std::net::UdpSocket::bind(("::1", 0)).is_err() {
+            println!("skipped: this machine has no IPv6");
+            return;
+        }
+        assert_eq!(error("::1", "::1").code, ErrorCode::ConnectionRefused);
+        // The zone is the interface; no node has this address on it.
+        assert_ne!(error("fe80::1%lo", "fe80::1%lo").code, ErrorCode::NoAddress);
     }
 }

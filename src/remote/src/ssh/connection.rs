@@ -15,7 +15,7 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, TryRecvError};
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use rundir::Login;
+use rundir::{ErrorCode, Login};
 use ssh2::BlockDirections;
 
 use super::config::{Settings, SshOptions};
@@ -241,7 +241,8 @@ impl Actor {
         let settings = self.settings.take().map_or_else(|| Settings::read(&self.options, &self.login), Ok)?;
         if let Some(why) = settings.unsupported {
             let why = format!("{why}, which changed after vidtui started");
-            return Err(ConnectionError::new(ConnectStep::Config, why, "restart vidtui"));
+            let code = ErrorCode::NodeUnreachable;
+            return Err(ConnectionError::new(ConnectStep::Config, code, why, "restart vidtui"));
         }
         connect(&settings, &self.login, &self.options)
     }

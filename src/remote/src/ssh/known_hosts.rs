@@ -246,6 +246,26 @@ mod tests {
     }
 
     #[test]
+    fn ipv6_addresses_are_matched_and_written_as_ssh_does() {
+        let cases = [
+            ("::1", "::1", 22, true),
+            ("[::1]:22", "::1", 22, true),
+            ("[::1]:2222", "::1", 2222, true),
+            ("[::1]:2222", "::1", 22, false),
+            ("2001:DB8::1", "2001:db8::1", 22, true),
+            ("2001:db8::*", "2001:db8::1", 22, true),
+            ("fe80::1%eth0", "fe80::1%eth0", 22, true),
+            ("fe80::1%eth0", "fe80::1%eth1", 22, false),
+        ];
+        for (names, host, port, found) in cases {
+            let kinds = keys_of(&format!("{names} ssh-ed25519 {KEY}\n"), host, port).kinds().len();
+            assert_eq!(kinds == 1, found, "{names} for {host} port {port}");
+        }
+        assert_eq!(line("::1", 22, "ssh-rsa", b"key"), "::1 ssh-rsa a2V5\n");
+        assert_eq!(line("::1", 2222, "ssh-rsa", b"key"), "[::1]:2222 ssh-rsa a2V5\n");
+    }
+
+    #[test]
     fn a_key_is_known_unknown_changed_or_revoked() {
         let text = format!("# ours\ngpu01 ssh-ed25519 {KEY}\ngpu02 ssh-ed25519 {OTHER}\n@revoked * ssh-rsa {OTHER}\n");
         let status = |host: &str, key: &[u8]| keys_of(&text, host, 22).status(key);

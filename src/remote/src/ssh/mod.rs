@@ -99,7 +99,10 @@ impl Ssh {
         let settings = Settings::read(&self.link.options, &self.link.login).ok()?;
         let addresses = (settings.host.as_str(), settings.port).to_socket_addrs().ok()?;
         // Only an address of this machine can be bound.
-        let is_own = |address: SocketAddr| UdpSocket::bind((address.ip(), 0)).is_ok();
+        let is_own = |mut address: SocketAddr| {
+            address.set_port(0);
+            UdpSocket::bind(address).is_ok()
+        };
         let user = User::from_uid(Uid::current()).ok()??;
         // Another port may be a tunnel to another machine.
         let is_default = settings.is_direct && settings.port == 22 && settings.user == user.name;

@@ -12,7 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use camino::Utf8PathBuf;
-use rundir::Login;
+use rundir::{ErrorCode, Login};
 
 use super::config::SshOptions;
 use super::stream::{OnStreamEvent, StreamEvent, killed_on_disconnect};
@@ -275,24 +275,37 @@ fn parse_error(message: &str, ssh: &str) -> ConnectionError {
     use ConnectStep::{Connect, Handshake, HostKey, Login};
     const CHECK_NETWORK: &str = "check that the node and its network are up";
     const COMPARE_KEY: &str = "compare the key with that of the node, then accept it";
-    const STEPS: [(&str, ConnectStep, &str); 9] = [
+    const REMOVE_KEY: &str = "if the node was reinstalled, remove its old key and accept the new one";
+    const LOG_IN: &str = "install a key on the node (`ssh-copy-id`), or get a ticket (`kinit`)";
+    const STEPS: [(&str, ConnectStep, ErrorCode, &str); 10] = [
+        ("REMOTE HOST IDENTIFICATION HAS CHANGED", HostKey, ErrorCode::HostKeyChanged, REMOVE_KEY),
         (
-            "REMOTE HOST IDENTIFICATION HAS CHANGED",
+            "REVOKED HOST KEY",
             HostKey,
-            "if the node was reinstalled, remove its old key with the command in the message",
+            ErrorCode::HostKey,
+            "do not connect; report this to the administrator of the node",
         ),
-        ("host key is known", HostKey, COMPARE_KEY),
-        ("Host key verification failed", HostKey, COMPARE_KEY),
-        ("Permission denied", Login, "install a key on the node (`ssh-copy-id`), or get a ticket (`kinit`)"),
-        ("banner exchange", Handshake, "the node hangs or is overloaded: log in at its console"),
-        ("Connection refused", Connect, "start sshd on the node, or correct the port"),
-        ("No route to host", Connect, CHECK_NETWORK),
-        ("timed out", Connect, CHECK_NETWORK),
-        ("Could not resolve", Connect, "check the name"),
+        ("host key is known", HostKey, ErrorCode::HostKeyUnknown, COMPARE_KEY),
+        ("Host key verification failed", HostKey, ErrorCode::HostKeyUnknown, COMPARE_KEY),
+        ("Permission denied", Login, ErrorCode::LoginRefused, LOG_IN),
+        ("banner exchange", Handshake, ErrorCode::NoAnswer, "the node hangs or is overloaded: log in at its console"),
+        ("Connection refused", Connect, ErrorCode::ConnectionRefused, "start sshd on the node, or correct the port"),
+        ("No route to host", Connect, ErrorCode::NodeUnreachable, CHECK_NETWORK),
+        ("timed out", Connect, ErrorCode::NoAnswer, CHECK_NETWORK),
+        ("Could not resolve", Connect, ErrorCode::NoAddress, "check the name"),
     ];
     let found = STEPS.iter().find(|(part, ..)| message.contains(part));
-    let (step, fix) = found.map_or((Connect, "fix what the message reports"), |(_, step, fix)| (*step, *fix));
-    ConnectionError::new(step, message, format!("{fix}; try `{ssh}`"))
+    let unknown = (Connect, ErrorCode::NodeUnreachable, "fix what the message reports");
+    let (step, code, fix) = found.map_or(unknown, |(_, step, code, fix)| (*step, *code, *fix));
+    // The warning about a changed key has a dozen lines, of which one names the known key: `ED25519 key in FILE:LINE`.
+    let known = message.lines().find_map(|line| line.trim().strip_prefix("Offending "));
+    let why = match known.filter(|_| code == ErrorCode::HostKeyChanged) {
+        Some(known) => {
+            format!("its key differs from the {known}: the node was reinstalled, or the connection is intercepted")
+        }
+        None => message.to_owned(),
+    };
+    ConnectionError::new(step, code, why, format!("{fix}; try `{ssh}`"))
 }
 
 /// Reads complete lines as they arrive. The channel closes at the end of the pipe.
@@ -313,4 +326,48 @@ fn lines<R: Read + Send + 'static>(pipe: Option<R>) -> std::sync::mpsc::Receiver
         }
     });
     lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_message_of_ssh_has_its_step_and_its_code() {
+        let changed = "@@@@@@@@@\r\n@    WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!     @\r\n@@@@@@@@@\r\n\
+            Offending ED25519 key in /root/.ssh/known_hosts:3\r\nHost key verification failed.";
+        let cases = [
+            (changed, ConnectStep::HostKey, ErrorCode::HostKeyChanged),
+            (
+                "No ED25519 host key is known for gpu01 and you have requested strict checking.\nHost key verification failed.",
+                ConnectStep::HostKey,
+                ErrorCode::HostKeyUnknown,
+            ),
+            ("me@gpu01: Permission denied (publickey).", ConnectStep::Login, ErrorCode::LoginRefused),
+            (
+                "Connection timed out during banner exchange\nConnection to 10.0.0.1 port 22 timed out",
+                ConnectStep::Handshake,
+                ErrorCode::NoAnswer,
+            ),
+            (
+                "ssh: connect to host ::1 port 22: Connection refused",
+                ConnectStep::Connect,
+                ErrorCode::ConnectionRefused,
+            ),
+            ("ssh: connect to host gpu01 port 22: No route to host", ConnectStep::Connect, ErrorCode::NodeUnreachable),
+            ("ssh: connect to host gpu01 port 22: Connection timed out", ConnectStep::Connect, ErrorCode::NoAnswer),
+            (
+                "ssh: Could not resolve hostname gpu01: Name or service not known",
+                ConnectStep::Connect,
+                ErrorCode::NoAddress,
+            ),
+            ("ssh cannot be started: No such file", ConnectStep::Connect, ErrorCode::NodeUnreachable),
+        ];
+        for (message, step, code) in cases {
+            let error = parse_error(message, "ssh gpu01");
+            assert_eq!((error.step, error.code), (step, code), "{message}");
+            assert!(!error.why.contains('\n'), "{error}");
+        }
+        assert!(parse_error(changed, "ssh gpu01").why.contains("ED25519 key in /root/.ssh/known_hosts:3"));
+    }
 }

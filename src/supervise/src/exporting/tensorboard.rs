@@ -105,7 +105,7 @@ impl OpenFile {
         let files = if folder.exists() { event_files(folder)? } else { Vec::new() };
         let logs = files.iter().rev().filter_map(|file| read_files(std::slice::from_ref(file)).ok());
         let last = Written::last(logs);
-        let mut writer = EventWriter::create(folder, now_s, node.as_str())?;
+        let mut writer = EventWriter::create(folder, now_s, &node.file_name())?;
         if files.is_empty() {
             writer.text(now_s, 0, "recipe", recipe);
         }

@@ -15,7 +15,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 use tch::{Device, Kind, Tensor};
-use video::{CropMode, FrameChoice, FrameMode, Frames, Order, Picture, Pool, PoolOptions, Programs, VideoFile, choose};
+use video::{CropMode, FrameChoice, FrameMode, Frames, Order, Picture, Pool, PoolOptions, Programs, VideoFile};
 
 /// Encodes clips.
 pub struct Clips {
@@ -250,12 +250,12 @@ impl Decoder {
         };
         let began = Instant::now();
         let stamp = stamp.check(path, content)?;
-        let source = again_if_killed(|| programs.open(path))?;
         let StoreSpec { frames, picture, .. } = self.spec.at(*bucket);
+        let source = again_if_killed(|| programs.open(path))?.at_rate(frames.fps);
         let seed = self.spec.seed_of(content);
         let choice =
             FrameChoice { mode: self.mode, frames: frames.count, fps: frames.fps, stride: frames.stride, seed };
-        let times = choose(&source.times(), &choice).map_err(|error| error.failure(path))?;
+        let times = source.choose(&choice)?;
         let picture = Picture { width: picture.width, height: picture.height, crop: self.crop, seed };
         self.counts.passed(EncodeStage::Probe, began, 0);
         Ok(Probed { path, stamp, source, times, picture })

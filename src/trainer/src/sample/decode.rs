@@ -8,7 +8,7 @@ use camino::Utf8Path;
 use dataset::{IMAGE, KNOWN, MASKED};
 use dit::family::Conditions;
 use encoders::{TileSize, Vae};
-use recipe::{ConditionKind, Encoders, Model, Recipe, SampleSpec, VIDEO_FRAMES};
+use recipe::{ConditionKind, Encoders, MaskedVideo, Model, Recipe, SampleSpec, VIDEO_FRAMES};
 use rundir::{ErrorCode, Failure};
 use tch::{Device, Kind, Tensor};
 use video::Frames;
@@ -61,13 +61,13 @@ pub fn conditions(recipe: &Recipe, spec: &SampleSpec, device: Device) -> Result<
         (ConditionKind::Image, Some(path)) => {
             Ok(vec![(IMAGE, encode_pixels(recipe, &read_pixels(spec, path)?, noise, device)?)])
         }
-        (ConditionKind::Inpaint, Some(path)) => {
-            let pixels = read_pixels(spec, path)?;
+        (ConditionKind::Inpaint, _) if spec.files().next().is_some() => {
+            let (video, mask) = known_pixels(spec)?;
             let noise = recipe.condition.image_noise.then_some(noise);
-            known_first_frame(recipe, spec, &pixels, noise, device)
+            masked_condition(recipe, &video, &mask, noise, device)
         }
         // Text to video: training drops the tensors of a wholly masked video in the same way.
-        (ConditionKind::Inpaint, None) => {
+        (ConditionKind::Inpaint, _) => {
             let Model { out_channels, latent_frames, latent_height, latent_width, .. } = spec.model;
             let zeros = |channels: usize| {
                 let size = [1, latent_frames, channels, latent_height, latent_width].map(|size| size as i64);
@@ -84,33 +84,77 @@ pub fn conditions(recipe: &Recipe, spec: &SampleSpec, device: Device) -> Result<
 /// Source: VideoX-Fun `CogVideoXFunInpaintPipeline`, `noise_aug_strength`.
 const KNOWN_NOISE: f64 = 0.0563;
 
-/// Returns the condition of a video whose first frame is known, as training computes it for a mask of all other frames.
+/// The smallest value of a mask whose pixels are replaced.
 ///
-/// * `pixels` — the first frame, `[1, 3, 1, H, W]`.
+/// Source: VideoX-Fun `videox_fun/utils/utils.py` `get_video_to_video_latent`.
+const WHITE: u8 = 240;
+
+/// Returns the pixels that the condition of a sample knows, `[1, 3, F, H, W]` between -1 and 1, and its mask, `[1, F, 1, H, W]`: 1 where pixels
+/// are made, 0 where they are known.
+///
+/// Source: VideoX-Fun `videox_fun/utils/utils.py`, `get_image_to_video_latent` and `get_video_to_video_latent`.
+///
+/// # Errors
+/// An image or the video cannot be read, or the video is too short.
+fn known_pixels(spec: &SampleSpec) -> Result<(Tensor, Tensor), Failure> {
+    let [height, width] = [spec.height, spec.width].map(|size| size as i64);
+    // The frames that the VAE encodes to the latent frames of the sample.
+    let frames = (spec.model.latent_frames - 1) * VIDEO_FRAMES + 1;
+    let shape = [1, frames as i64, 1, height, width];
+    if let Some(MaskedVideo { video, mask }) = &spec.masked {
+        let white = video::lanczos(&video::read_image(mask)?, spec.width, spec.height);
+        let is_white: Vec<f32> = white
+            .rgb
+            .chunks(3)
+            .map(|pixel| if pixel.iter().all(|value| *value >= WHITE) { 1.0 } else { 0.0 })
+            .collect();
+        let mask = Tensor::from_slice(&is_white).view([1, 1, 1, height, width]).expand(shape, false).contiguous();
+        return Ok((read_video(spec, video, frames)?, mask));
+    }
+    let mask = Tensor::ones(shape, (Kind::Float, Device::Cpu));
+    let video = Tensor::zeros([1, 3, frames as i64, height, width], (Kind::Float, Device::Cpu));
+    let places = [(&spec.image, 0), (&spec.image_end, frames as i64 - 1)];
+    for (path, frame) in places.into_iter().filter_map(|(path, frame)| Some((path.as_ref()?, frame))) {
+        let _ = mask.narrow(1, frame, 1).zero_();
+        video.narrow(2, frame, 1).copy_(&read_pixels(spec, path)?);
+    }
+    Ok((video, mask))
+}
+
+/// Reads the first frames of a video at the rate and the size of a sample, `[1, 3, F, H, W]` between -1 and 1. Pictures with another
+/// aspect ratio are stretched, as VideoX-Fun does.
+fn read_video(spec: &SampleSpec, path: &Utf8Path, frames: usize) -> Result<Tensor, Failure> {
+    let encode = recipe::Encode { frames, fps: spec.fps, ..recipe::Encode::default() };
+    let programs = video::Programs::default();
+    let source = programs.open(path)?.at_rate(Some(spec.fps));
+    let times = source.choose(&video::FrameChoice::of(&encode))?;
+    let picture = video::Picture { width: spec.width, height: spec.height, crop: recipe::CropMode::None, seed: 0 };
+    let decoded = programs.decode(&source, &times, &picture)?;
+    let size = [1, frames, spec.height, spec.width, 3].map(|size| size as i64);
+    Ok(Tensor::from_slice(&decoded.rgb).view(size).permute([0, 4, 1, 2, 3]).to_kind(Kind::Float) / 127.5 - 1.0)
+}
+
+/// Returns the condition of a video with masked pixels, as training computes it.
+///
+/// * `video_bcfhw` — the pixels, between -1 and 1.
+/// * `mask_bf1hw` — 1 where pixels are made, 0 where they are known.
 /// * `noise` — returns the noise of known pixels; `None` if they get no noise.
 ///
 /// Source: VideoX-Fun `CogVideoXFunInpaintPipeline`, which uses the mean of the latent's distribution and scales the mask too.
-fn known_first_frame(
+fn masked_condition(
     recipe: &Recipe,
-    spec: &SampleSpec,
-    pixels: &Tensor,
+    video_bcfhw: &Tensor,
+    mask_bf1hw: &Tensor,
     noise: Option<impl Fn(&[i64]) -> Tensor>,
     device: Device,
 ) -> Result<Conditions, Failure> {
-    let [height, width] = [spec.height, spec.width].map(|size| size as i64);
-    // The frames that the VAE encodes to the latent frames of the sample.
-    let latent_frames = spec.model.latent_frames as i64;
-    let frames = (latent_frames - 1) * VIDEO_FRAMES as i64 + 1;
-    let video_bcfhw = pixels.expand([1, 3, frames, height, width], false);
-    let mask_bf1hw = Tensor::ones([1, frames, 1, height, width], (Kind::Float, Device::Cpu));
-    let _ = mask_bf1hw.narrow(1, 0, 1).zero_();
     let level = Tensor::full([1], KNOWN_NOISE.ln(), (Kind::Float, Device::Cpu));
     let noise = noise.map(|noise| noise(&video_bcfhw.size()));
-    let masked = dit::conditions::masked_video(&video_bcfhw, &mask_bf1hw, noise.as_ref().map(|noise| (&level, noise)));
+    let masked = dit::conditions::masked_video(video_bcfhw, mask_bf1hw, noise.as_ref().map(|noise| (&level, noise)));
     let masked = masked.to_device(device);
     let mean_bcthw = with_vae(recipe, device, |vae| Ok(vae.encode(&masked)?.mean))?;
     let size = mean_bcthw.size();
-    let known_bt1hw = dit::conditions::known(&mask_bf1hw, [size[2], size[3], size[4]]);
+    let known_bt1hw = dit::conditions::known(mask_bf1hw, [size[2], size[3], size[4]]);
     let masked_btchw = mean_bcthw.permute([0, 2, 1, 3, 4]).to_kind(Kind::Float).to_device(Device::Cpu);
     let scale = recipe.model.latent_scale;
     Ok(vec![(KNOWN, known_bt1hw * scale), (MASKED, masked_btchw * scale)])
@@ -199,11 +243,14 @@ mod tests {
 
     #[test]
     fn inpainting_from_an_image_knows_the_first_frame_alone() {
-        let (mut recipe, spec) = inpainting();
+        let (mut recipe, _) = inpainting();
         let pixels = Tensor::arange(3 * 48 * 32, (Kind::Float, Device::Cpu)).view([1, 3, 1, 48, 32]) / 2304.0 - 1.0;
         let draw = |shape: &[i64]| seeds::normal(7, Purpose::SampleImage, 0, shape, Device::Cpu);
         let made = |recipe: &Recipe, noise: bool| {
-            known_first_frame(recipe, &spec, &pixels, noise.then_some(draw), Device::Cpu).unwrap()
+            let mask = Tensor::ones([1, 9, 1, 48, 32], (Kind::Float, Device::Cpu));
+            let _ = mask.narrow(1, 0, 1).zero_();
+            let video = pixels.expand([1, 3, 9, 48, 32], false);
+            masked_condition(recipe, &video, &mask, noise.then_some(draw), Device::Cpu).unwrap()
         };
         let clean = made(&recipe, false);
         let [(KNOWN, known), (MASKED, masked)] = &clean[..] else { panic!("{clean:?}") };
@@ -220,6 +267,27 @@ mod tests {
         // Tiles of this small VAE change the latent slightly, if at all.
         recipe.encoders.tiling = recipe::Tiling::On;
         assert_eq!(made(&recipe, false)[1].1.size(), masked.size());
+    }
+
+    #[test]
+    fn a_start_and_an_end_image_are_known_in_the_first_and_the_last_frame_alone() {
+        let (_, mut spec) = inpainting();
+        let folder = tempfile::tempdir().unwrap();
+        let picture = |name: &str, value: u8| {
+            let path = camino::Utf8PathBuf::try_from(folder.path().join(name)).unwrap();
+            let frames = Frames { width: 32, height: 48, count: 1, rgb: vec![value; 32 * 48 * 3] };
+            video::write_png(&path, &frames, 0).unwrap();
+            path
+        };
+        (spec.image, spec.image_end) = (Some(picture("a.png", 255)), Some(picture("b.png", 0)));
+        let (video, mask) = known_pixels(&spec).unwrap();
+        let of_frames = |tensor: &Tensor| values(&tensor.mean_dim(&[3i64, 4][..], false, Kind::Float));
+        assert_eq!(of_frames(&mask), [0.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0]);
+        let red = video.narrow(1, 0, 1);
+        assert_eq!(of_frames(&red), [1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0]);
+        // VideoX-Fun's mask channel does not see a single known frame at the end: it averages frames 4j - 2 and 4j - 1.
+        let known = values(&dit::conditions::known(&mask, [3, 1, 1]));
+        assert_eq!(known, [1.0, 0.0, 0.0]);
     }
 
     #[test]

@@ -28,7 +28,8 @@ fn code(path: &camino::Utf8Path) -> ErrorCode {
 #[test]
 fn files_that_are_no_videos_are_refused() {
     assert_eq!(code(&folder().join("none.mp4")), ErrorCode::NotFound);
-    assert_eq!(code(folder()), ErrorCode::InvalidDataset);
+    let keep = tempfile::tempdir().unwrap();
+    assert_eq!(code(camino::Utf8Path::from_path(keep.path()).unwrap()), ErrorCode::InvalidDataset);
     let empty = file("empty.mp4", 0, |path| fs::write(path, b"").unwrap());
     assert_eq!(code(&empty), ErrorCode::Malformed);
     let text = file("text.mp4", 0, |path| fs::write(path, "no video\n".repeat(100)).unwrap());

@@ -50,7 +50,7 @@ pub struct DataEncodeArgs {
     /// Width of the frames in pixels [default: that of the recipe, or 720]
     #[arg(long)]
     pub width: Option<usize>,
-    /// Rate at which frames are taken, per second [default: data.fps of the recipe, or the rate of each clip]
+    /// Rate at which frames are taken, per second, and rate of folders of frames [default: data.fps of the recipe, or the rate of each clip]
     #[arg(long)]
     pub fps: Option<f64>,
     /// Which frames are taken: head, middle, random, stride, linspace or time@fps [default: head]
@@ -99,7 +99,8 @@ pub struct DataCheckArgs {
     /// Frames that each clip must have, for example 49 for CogVideoX
     #[arg(long, value_name = "N", group = "length")]
     pub frames: Option<usize>,
-    /// Rate at which frames are taken, per second, for example 8 for CogVideoX [default: data.fps of the recipe, or the rate of each clip]
+    /// Rate at which frames are taken, per second, and rate of folders of frames, for example 8 for CogVideoX [default: data.fps of the
+    /// recipe, or the rate of each clip]
     #[arg(long, value_name = "FPS")]
     pub fps: Option<f64>,
     /// Which frames are taken: head, middle, random, stride, linspace or time@fps
@@ -140,7 +141,7 @@ pub struct DataBucketsArgs {
     pub sets: Vec<String>,
     #[command(flatten)]
     pub listed: ListedArgs,
-    /// Rate at which frames are taken, per second [default: data.fps of the recipe, or the rate of each clip]
+    /// Rate at which frames are taken, per second, and rate of folders of frames [default: data.fps of the recipe, or the rate of each clip]
     #[arg(long, value_name = "FPS")]
     pub fps: Option<f64>,
     /// Which frames are taken: head, middle, random, stride, linspace or time@fps [default: head]
@@ -230,8 +231,10 @@ fn share(text: &str) -> Result<f64, String> {
 /// The layouts of videos with captions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum LayoutArg {
-    /// Videos with .txt files of the same name beside them
+    /// Videos, pictures and folders of frames with .txt files of the same name beside them
     Pairs,
+    /// Only folders of frames, one per clip, with .txt files of the same name beside them
+    Frames,
     /// prompts.txt or captions.txt, and videos.txt, line by line
     Lists,
     /// A table: metadata.csv, .tsv, .json, .jsonl or .parquet
@@ -242,6 +245,7 @@ impl From<LayoutArg> for dataset::Layout {
     fn from(arg: LayoutArg) -> Self {
         match arg {
             LayoutArg::Pairs => Self::Pairs,
+            LayoutArg::Frames => Self::Frames,
             LayoutArg::Lists => Self::Lists,
             LayoutArg::Table => Self::Table,
         }

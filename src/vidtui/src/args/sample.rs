@@ -15,7 +15,7 @@ pub struct SampleArgs {
     #[arg(long, value_name = "PATH[:WEIGHT]")]
     pub lora: Vec<String>,
     /// A prompt (repeatable). It may end in flags: --w width, --h height, --f frames, --d seed, --s steps, --g guidance,
-    /// --n negative prompt, --i first image
+    /// --n negative prompt, --i first image, --e last image, --v video, --m mask
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub prompt: Vec<String>,
     /// File with a prompt on each line; lines that begin with # are comments. A .json or .jsonl file has lists of segments, as
@@ -25,6 +25,15 @@ pub struct SampleArgs {
     /// First image of the videos, for image-to-video models: PNG, JPEG or WebP
     #[arg(long, value_name = "FILE")]
     pub image: Option<Utf8PathBuf>,
+    /// Last image of the videos, for models for inpainting
+    #[arg(long, value_name = "FILE")]
+    pub image_end: Option<Utf8PathBuf>,
+    /// Video of which a model for inpainting replaces the masked pixels
+    #[arg(long, value_name = "FILE", requires = "mask")]
+    pub video: Option<Utf8PathBuf>,
+    /// Image that is white where the pixels of the video are replaced
+    #[arg(long, value_name = "FILE", requires = "video")]
+    pub mask: Option<Utf8PathBuf>,
     /// Seed of the noise [default: 42]
     #[arg(long)]
     pub seed: Option<u64>,
@@ -71,7 +80,7 @@ pub struct SampleArgs {
     pub name: Option<String>,
     /// Makes the samples of a training run's recipe now, from its current weights
     #[arg(long, conflicts_with_all = [
-        "lora", "prompt", "prompts", "image", "seed", "steps", "guidance", "scheduler", "frames", "height", "width", "fps", "out", "png", "ema",
+        "lora", "prompt", "prompts", "image", "image_end", "video", "mask", "seed", "steps", "guidance", "scheduler", "frames", "height", "width", "fps", "out", "png", "ema",
         "encoders", "local", "hostfile", "slurm", "include", "exclude", "push", "waive", "name", "dry_run", "no_wait",
     ])]
     pub now: bool,

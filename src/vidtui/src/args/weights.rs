@@ -50,6 +50,9 @@ pub struct ConvertArgs {
     /// Accepts that this tensor of the source is unused. A `*` at the end matches any suffix (repeatable)
     #[arg(long, value_name = "NAME")]
     pub allow_unused: Vec<String>,
+    /// Accepts weights and adapters with values that are NaN or infinite
+    #[arg(long)]
+    pub allow_not_finite: bool,
     /// Merges a LoRA adapter into the weights
     #[arg(long, value_name = "ADAPTER")]
     pub merge: Option<Utf8PathBuf>,
@@ -124,8 +127,8 @@ pub struct InspectArgs {
     /// Lists every tensor
     #[arg(long)]
     pub tensors: bool,
-    /// Reads every value and adds minimum, maximum, mean, and the counts of NaN and infinite values
-    #[arg(long, conflicts_with = "other")]
+    /// Reads every value and adds minimum, maximum, mean, mean of absolute values, and the counts of NaN and infinite values
+    #[arg(long, visible_alias = "values", conflicts_with = "other")]
     pub stats: bool,
     #[command(flatten)]
     pub output: JsonArgs,

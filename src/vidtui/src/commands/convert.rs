@@ -9,7 +9,7 @@ use crate::workspace::Workspace;
 use recipe::Layer;
 use rundir::{ErrorCode, Failure, now_s};
 use std::hash::{BuildHasher, RandomState};
-use weights::{ConvertPlan, ConvertRequest, Dtype, Form, LoraForm};
+use weights::{ConvertPlan, ConvertRequest, Converted, Dtype, Form, LoraForm, NotFinite};
 
 /// Converts weights, or shows the plan with `--dry-run`.
 pub fn run(workspace: &Workspace, args: &ConvertArgs) -> Result<(), CommandError> {
@@ -22,7 +22,7 @@ pub fn run(workspace: &Workspace, args: &ConvertArgs) -> Result<(), CommandError
     }
     if args.dry_run {
         if args.output.json {
-            output::json(&document(&plan, false))?;
+            output::json(&document(&plan, None))?;
         }
         return Ok(plan.check(args.force)?);
     }
@@ -31,8 +31,11 @@ pub fn run(workspace: &Workspace, args: &ConvertArgs) -> Result<(), CommandError
     let done = plan.execute(args.force, now_s(), random, &mut |progress| transfer.step(progress));
     transfer.end();
     let done = done?;
+    if !done.not_finite.is_empty() {
+        eprintln!("warning: {}", NotFinite::words(&done.not_finite));
+    }
     if args.output.json {
-        return output::json(&document(&plan, true));
+        return output::json(&document(&plan, Some(&done)));
     }
     output::line(done.target.as_str())
 }
@@ -74,6 +77,7 @@ fn request(workspace: &Workspace, args: &ConvertArgs) -> Result<ConvertRequest, 
         }),
         seed: args.seed,
         allow_unused: args.allow_unused.clone(),
+        allow_not_finite: args.allow_not_finite,
         force: args.force,
         shard_bytes,
         link: args.link,
@@ -94,7 +98,7 @@ fn in_full(plan: &ConvertPlan) -> String {
     format!("{}\n{}", in_short(plan), output::table(&columns, &rows))
 }
 
-fn document(plan: &ConvertPlan, done: bool) -> serde_json::Value {
+fn document(plan: &ConvertPlan, done: Option<&Converted>) -> serde_json::Value {
     let source = &plan.source;
     serde_json::json!({
         "source": { "path": source.location.path, "kind": source.location.kind, "family": source.family },
@@ -103,6 +107,7 @@ fn document(plan: &ConvertPlan, done: bool) -> serde_json::Value {
         "bytes": plan.bytes(),
         "files": plan.file_count(),
         "report": plan.report,
-        "done": done,
+        "done": done.is_some(),
+        "not_finite": done.map(|done| &done.not_finite),
     })
 }

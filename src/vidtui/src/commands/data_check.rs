@@ -145,7 +145,7 @@ pub fn frame_choice(fps: Option<f64>, mode: FrameMode, stride: usize) -> Result<
         None if mode == FrameMode::TimeFps => Err(unusable(
             "--mode time@fps".into(),
             "this mode takes frames at a rate, and no rate is given",
-            "add --fps, for example: --fps 8",
+            "add --fps, for example: --fps 8; folders of frames have this rate too",
         )),
         fps => Ok(FrameChoice { fps, mode, stride: stride.max(1), ..FrameChoice::of(&Encode::default()) }),
     }

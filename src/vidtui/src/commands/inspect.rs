@@ -6,7 +6,7 @@ use crate::commands::transfer::{Transfer, find};
 use crate::output::{self, Side};
 use crate::workspace::Workspace;
 use camino::Utf8Path;
-use weights::{Changed, Difference, Inspection, TensorRow, WeightsSource};
+use weights::{Changed, Difference, Inspection, NotFinite, TensorRow, WeightsSource};
 
 /// Shows the properties of weights, or their differences from other weights.
 pub fn run(workspace: &Workspace, args: &InspectArgs) -> Result<(), CommandError> {
@@ -46,22 +46,36 @@ fn facts(seen: &Inspection) -> Vec<(String, String)> {
     if seen.optimizer_tensors > 0 {
         add("optimizer", Some(format!("{} tensors", seen.optimizer_tensors)));
     }
+    add("values", not_finite(seen));
     add("complete", Some(if seen.complete { "yes" } else { "no" }.into()));
     add("why", seen.why.as_ref().map(|why| format!("{}: {}", why.what, why.why)));
     add("trainable", seen.unusable.as_ref().map(|why| format!("no: {}", why.why)));
     facts
 }
 
+/// Returns how many values are not finite; `None` if the values were not read.
+fn not_finite(seen: &Inspection) -> Option<String> {
+    let read = seen.tensors.iter().filter_map(|row| Some((row, row.stats?)));
+    let mut found = Vec::new();
+    let mut is_read = false;
+    for (row, stats) in read {
+        is_read = true;
+        let values = stats.nan + stats.infinite;
+        found.extend((values > 0).then(|| NotFinite { tensor: row.name.clone(), values }));
+    }
+    is_read.then(|| if found.is_empty() { "all finite".to_owned() } else { NotFinite::words(&found) })
+}
+
 fn tensor_table(tensors: &[TensorRow], stats: bool) -> String {
     let mut columns = vec![("tensor", Side::Left), ("type", Side::Left), ("shape", Side::Left)];
     if stats {
-        columns.extend(["min", "max", "mean", "NaN", "infinite"].map(|title| (title, Side::Right)));
+        columns.extend(["min", "max", "mean", "mean |x|", "NaN", "infinite"].map(|title| (title, Side::Right)));
     }
     let number = |value: Option<f64>| value.map_or("-".into(), units::number);
     let row = |tensor: &TensorRow| {
         let mut row = vec![tensor.name.clone(), tensor.dtype.to_owned(), format!("{:?}", tensor.shape)];
         if let Some(stats) = tensor.stats {
-            row.extend([number(stats.min), number(stats.max), number(stats.mean)]);
+            row.extend([stats.min, stats.max, stats.mean, stats.mean_abs].map(number));
             row.extend([stats.nan.to_string(), stats.infinite.to_string()]);
         }
         row

@@ -95,7 +95,10 @@ impl NodeListing {
     /// [`ErrorCode::NodeUnreachable`] if the processes of some nodes could not be listed.
     pub fn finish(&self, is_dry_run: bool, json: bool, found: Vec<Value>, text: &str) -> Result<(), CommandError> {
         if json {
-            let of_node = |(node, error): &(NodeId, RemoteError)| json!({ "node": node, "why": error.to_string() });
+            let of_node = |(node, error): &(NodeId, RemoteError)| {
+                let (code, why) = (error.code(), error.to_string());
+                json!({ "node": node, "code": code, "why": why })
+            };
             let failed: Vec<Value> = self.failed.iter().map(of_node).collect();
             output::json(&json!({ "done": !is_dry_run, "found": found, "unreachable": failed }))?;
         } else {

@@ -18,7 +18,7 @@ use std::ops::ControlFlow;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{Duration, Instant};
 use ui::fleet::{Fleet, FleetSummary, Link, ListedNode, NodeHealth, NodeSummary, NodeView, Sort};
-use ui::screens::node_table::{NODE_COLUMNS, NodeColumn, cell, is_shown, of_memory, unreachable};
+use ui::screens::node_table::{NODE_COLUMNS, NodeColumn, cell, is_shown, of_memory};
 use ui::{NodeMsg, run_state};
 
 /// How often nodes send samples.
@@ -118,6 +118,7 @@ pub fn smi(workspace: &Workspace, args: &SmiArgs) -> Result<(), CommandError> {
 
 fn login_of(workspace: &Workspace, args: &SmiArgs) -> Result<Login, CommandError> {
     let what = format!("cannot show {}", args.node);
+    let node = NodeId::new(args.node.strip_prefix('[').and_then(|node| node.strip_suffix(']')).unwrap_or(&args.node));
     let nodes = args.nodes.nodes();
     let known = match &args.run {
         Some(run) => Some(workspace.nodes_of_run(&workspace.find(run)?)?),
@@ -125,7 +126,7 @@ fn login_of(workspace: &Workspace, args: &SmiArgs) -> Result<Login, CommandError
         None => Some(workspace.nodes_given(&nodes)?),
     };
     let Some(known) = known else {
-        let node = NodeId::new(&args.node).map_err(|error| {
+        let node = node.map_err(|error| {
             CommandError::request(Failure::new(
                 ErrorCode::InvalidArgument,
                 &*what,
@@ -135,7 +136,7 @@ fn login_of(workspace: &Workspace, args: &SmiArgs) -> Result<Login, CommandError
         })?;
         return Ok(Login::by_name(node));
     };
-    let found = known.iter().find(|(_, login)| login.node.as_str() == args.node).map(|(_, login)| login.clone());
+    let found = known.iter().find(|(_, login)| Ok(&login.node) == node.as_ref()).map(|(_, login)| login.clone());
     found.ok_or_else(|| {
         let names: Vec<&str> = known.iter().map(|(listed, _)| listed.node.id.as_str()).collect();
         let why = format!("the nodes are {}", cluster::hostlist::compress(&names));
@@ -203,7 +204,9 @@ impl<'a> Updates<'a> {
         let on_update = move |update| {
             let what = match update {
                 NodeUpdate::Frame(frame) => NodeMsg::Frame(frame),
-                NodeUpdate::Unreachable(error) => NodeMsg::Down(error.failure(format!("cannot watch node {node}"))),
+                NodeUpdate::Unreachable(error) => {
+                    NodeMsg::Down(error.failure_on_node(format!("cannot watch node {node}")))
+                }
             };
             if sender.send((node.clone(), what)).is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
         };
@@ -247,7 +250,7 @@ fn table(fleet: &Fleet, views: &[&NodeView], now: f64) -> String {
     titles.push(("", Side::Left));
     let none = if appearance::is_unicode() { "–" } else { "-" };
     let row = |view: &&NodeView| {
-        let mut row = vec![view.node.id.to_string(), view.condition(now).word().to_owned()];
+        let mut row = vec![view.node.id.to_string(), view.state(now).to_owned()];
         row.extend(columns.iter().map(|column| ascii(cell(column, view).unwrap_or_else(|| none.to_owned()))));
         if has_gpus {
             let watts = |gpu: &GpuSample| gpu.power_w.value().map_or_else(|| "?".to_owned(), |w| format!("{w:.0}"));
@@ -260,11 +263,15 @@ fn table(fleet: &Fleet, views: &[&NodeView], now: f64) -> String {
     format!("{}{}\n", output::table(&titles, &rows), ascii(summary(&fleet.summary())))
 }
 
-/// Returns the faults of a node, or why it is unreachable or late.
+/// Returns the faults of a node; for how long it has been late; or for how long it has been unreachable, why, and the hint.
 fn note(view: &NodeView, now: f64) -> String {
     let mut notes: Vec<String> = view.slurm.iter().filter_map(ui::slurm::reason).collect();
     match (&view.link, view.condition(now)) {
-        (Link::Unreachable { why, .. }, _) => notes.push(format!("{}: {}", unreachable(now, view), why.why)),
+        (Link::Unreachable { since_s, why }, _) => {
+            let hint = if why.fix.is_empty() { String::new() } else { format!("; hint: {}", why.fix) };
+            let note = format!("for {}: {}{hint}", units::short_duration(now - since_s), why.why);
+            notes.push(note.lines().collect::<Vec<_>>().join(" "));
+        }
         (_, NodeHealth::Late) => {
             notes.push(format!("for {}", units::short_duration(view.late_s(now).unwrap_or(0.0))));
         }
@@ -390,6 +397,7 @@ struct Document<'a> {
 #[derive(Serialize)]
 struct NodeDocument<'a> {
     node: &'a NodeId,
+    /// The condition. The code of `failure` is why the node cannot be reached.
     state: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     slurm: Option<SlurmDocument<'a>>,
@@ -462,5 +470,35 @@ fn document<'a>(fleet: &'a Fleet, views: &[&'a NodeView], now: f64) -> Document<
         t: now,
         summary: fleet.summary(),
         nodes: views.iter().map(|view| NodeDocument::new(view, now)).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns the row and the document of a node that cannot be reached for two minutes.
+    fn shown(code: ErrorCode, why: &str, fix: &str) -> (String, serde_json::Value) {
+        let node = Node { id: NodeId::new("::1").unwrap(), slots: 8 };
+        let mut fleet = Fleet::default();
+        fleet.list(Ok(vec![node.clone().into()]));
+        fleet.unreachable(&node.id, Failure::new(code, "cannot watch node ::1", why, fix), 1000.0);
+        let views: Vec<&NodeView> = fleet.nodes().iter().collect();
+        let table = table(&fleet, &views, 1125.0);
+        let document = serde_json::to_value(document(&fleet, &views, 1125.0)).unwrap();
+        (table.lines().nth(1).unwrap_or_default().to_owned(), document)
+    }
+
+    #[test]
+    fn an_unreachable_node_is_one_line_with_state_time_reason_and_hint() {
+        let (row, document) = shown(ErrorCode::NoAddress, "its name has no address", "check the name");
+        let words: Vec<&str> = row.split("  ").filter(|word| !word.is_empty()).map(str::trim).collect();
+        assert_eq!(words, ["::1", "no address", "for 2 min: its name has no address; hint: check the name"]);
+        let node = &document["nodes"][0];
+        assert_eq!((node["state"].as_str(), node["since_s"].as_f64()), (Some("unreachable"), Some(1000.0)));
+        assert_eq!(node["failure"]["code"].as_str(), Some("no-address"));
+        assert_eq!(node["failure"]["why"].as_str(), Some("its name has no address"));
+        let (row, _) = shown(ErrorCode::CommandFailed, "cannot stream its metrics: exit status 1\nno shell", "");
+        assert!(row.ends_with("unreachable  for 2 min: cannot stream its metrics: exit status 1 no shell"), "{row}");
     }
 }

@@ -193,7 +193,9 @@ fn fill(workspace: &Workspace, recipe: &mut Recipe, args: &SampleArgs) -> Result
                 wrong.fix,
             ))
         })?;
-        prompt.image = prompt.image.as_ref().map(absolute);
+        for path in [&mut prompt.image, &mut prompt.image_end, &mut prompt.video, &mut prompt.mask] {
+            *path = path.as_ref().map(absolute);
+        }
         *line = prompt.to_line();
     }
     let set = |to: &mut usize, from: Option<usize>| *to = from.unwrap_or(*to);
@@ -212,6 +214,9 @@ fn fill(workspace: &Workspace, recipe: &mut Recipe, args: &SampleArgs) -> Result
         sample.scheduler = scheduler.into();
     }
     sample.image = args.image.as_ref().map(absolute).unwrap_or_default();
+    sample.image_end = args.image_end.as_ref().map(absolute).unwrap_or_default();
+    sample.video = args.video.as_ref().map(absolute).unwrap_or_default();
+    sample.mask = args.mask.as_ref().map(absolute).unwrap_or_default();
     sample.out = args.out.as_ref().map(absolute).unwrap_or_default();
     if let Some(folder) = &args.encoders {
         recipe.encoders.folder = absolute(folder);
@@ -222,8 +227,14 @@ fn fill(workspace: &Workspace, recipe: &mut Recipe, args: &SampleArgs) -> Result
 /// Checks that the images can be read, and returns a warning for each prompt that has more tokens than the model reads.
 fn check_inputs(recipe: &Recipe, lines: &[String]) -> Result<Vec<String>, CommandError> {
     let specs = recipe.samples().unwrap_or_default();
-    let images: BTreeSet<&Utf8PathBuf> = specs.iter().filter_map(|spec| spec.image.as_ref()).collect();
-    images.into_iter().try_for_each(|image| video::read_image(image).map(drop))?;
+    let files: BTreeSet<&Utf8PathBuf> = specs.iter().flat_map(|spec| spec.files()).collect();
+    let videos: BTreeSet<&Utf8PathBuf> =
+        specs.iter().filter_map(|spec| spec.masked.as_ref()).map(|masked| &masked.video).collect();
+    files.difference(&videos).try_for_each(|image| video::read_image(image).map(drop))?;
+    for spec in &specs {
+        let Some(masked) = &spec.masked else { continue };
+        video::Programs::default().open(&masked.video)?.choose(&frames_of(spec))?;
+    }
     let tokenizer = dataset::open_tokenizer(&recipe.encoders)?;
     let longest = specs.iter().map(|spec| spec.texts.iter().map(|text| tokenizer.count(text)).max().unwrap_or(0));
     let limit = recipe.model.text_len;
@@ -231,6 +242,12 @@ fn check_inputs(recipe: &Recipe, lines: &[String]) -> Result<Vec<String>, Comman
     Ok(cut
         .map(|(tokens, line)| format!("{line} has {tokens} tokens; the model reads {limit}, the rest is cut"))
         .collect())
+}
+
+/// Returns how frames are taken from the video that a sample changes: from its start, at the rate of the sample.
+fn frames_of(spec: &recipe::SampleSpec) -> video::FrameChoice {
+    let encode = recipe::Encode { frames: spec.frames, fps: spec.fps, ..recipe::Encode::default() };
+    video::FrameChoice::of(&encode)
 }
 
 /// Checks that the VAE, the text encoder and the tokenizer exist and match the model.

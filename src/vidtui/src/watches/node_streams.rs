@@ -64,7 +64,9 @@ impl Stream {
         Box::new(move |update| {
             let what = match update {
                 NodeUpdate::Frame(frame) => NodeMsg::Frame(frame),
-                NodeUpdate::Unreachable(error) => NodeMsg::Down(error.failure(format!("cannot watch node {node}"))),
+                NodeUpdate::Unreachable(error) => {
+                    NodeMsg::Down(error.failure_on_node(format!("cannot watch node {node}")))
+                }
             };
             let item = Item::Stream(stop.clone(), Msg::Node { node: node.clone(), what });
             if stop.is_cancelled() || queue.stream_blocking(item).is_err() {

@@ -90,7 +90,7 @@ impl Workspace {
             };
             (results[at].end, results[at].text) = match done {
                 Ok(text) => (ActionEnd::Done, text),
-                Err(failure) if failure.code == ErrorCode::NodeUnreachable => (ActionEnd::Unknown, failure.why),
+                Err(failure) if failure.code.is_of_unreachable_node() => (ActionEnd::Unknown, failure.why),
                 Err(failure) => (ActionEnd::Failed, failure.why),
             };
         }
@@ -114,8 +114,9 @@ impl Workspace {
     fn processes_on(&self, of: &FleetSource, nodes: &[NodeId]) -> Result<Vec<(NodeId, ListedNode)>, Failure> {
         let logins = self.logins_of(of, nodes)?;
         let listed = list_processes(nodes, &mut self.transports(&logins)?);
-        let failure =
-            |node: &NodeId, error: remote::RemoteError| error.failure(format!("cannot list the processes of {node}"));
+        let failure = |node: &NodeId, error: remote::RemoteError| {
+            error.failure_on_node(format!("cannot list the processes of {node}"))
+        };
         let mut listed: BTreeMap<NodeId, ListedNode> =
             listed.into_iter().map(|(node, result)| (node.clone(), result.map_err(|e| failure(&node, e)))).collect();
         let of_node = |node: &NodeId| (node.clone(), listed.remove(node).unwrap_or_else(|| Err(not_listed(node))));

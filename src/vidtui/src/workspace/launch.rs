@@ -21,6 +21,7 @@ impl Workspace {
         let mut context =
             self.context(target, Some(recipe), options.nodes, options.fitted.iter().cloned().collect())?;
         context.options.steps = steps_of_epochs(recipe)?;
+        context.options.warnings.extend(crate::adapter_file::note(recipe));
         let request = LaunchRequest { recipe, name: options.name, stage, init };
         plan::launch(&request, &context).map_err(CommandError::request)
     }
@@ -212,7 +213,7 @@ mod tests {
     #[test]
     fn a_resume_on_too_few_nodes_can_be_retried_or_names_other_nodes() {
         let run = rundir::fixtures::run_id();
-        let left_out = ["node02 is left out: node node02 cannot be reached: connecting: refused".to_owned()];
+        let left_out = ["node02 is left out: port 22 refuses the connection".to_owned()];
         let failure = |code| Failure::new(code, "cannot resume it", "the batch does not fit", "start 4 ranks");
         let retried = on_fewer_nodes(failure(ErrorCode::InvalidMesh), &left_out, &run);
         assert!(retried.why.contains("node02"), "{retried}");

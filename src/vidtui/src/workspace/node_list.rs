@@ -108,7 +108,7 @@ impl Workspace {
             true => Local::new().and_then(|mut here| here.run(&command)),
             false => self.connections.ssh(login).run(&command),
         };
-        let output = output.map_err(|error| error.failure(&*what))?;
+        let output = output.map_err(|error| error.failure_on_node(&*what))?;
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         match output.status {
             Status::Code(0) => Ok(text),

@@ -173,7 +173,7 @@ impl Workspace {
             for (node, result) in self.connections.reach(logins) {
                 let Err(error) = result else { continue };
                 if before.contains(&node) {
-                    warnings.push(format!("{node} is left out: {error}"));
+                    warnings.push(format!("{node} is left out: {}", error.cause()));
                 }
                 unusable.push(node);
             }

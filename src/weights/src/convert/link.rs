@@ -1,6 +1,7 @@
 //! Makes hard links in a new checkpoint to unchanged files of its source, so that their bytes are not copied.
 
 use super::ConvertRequest;
+use crate::finite::Scan;
 use crate::location::SourceKind;
 use crate::source::WeightsSource;
 use crate::stream::{Segment, TensorToWrite};
@@ -65,10 +66,11 @@ pub(super) fn linked_files(
     named.collect()
 }
 
-/// Returns the source file of a target tensor whose bytes are one unchanged range of that file.
+/// Returns the source file of a target tensor whose bytes are one unchanged range of that file. A checkpoint has safetensors only.
 fn unchanged_file(target: &TensorToWrite) -> Option<&Arc<Utf8Path>> {
+    let is_unchanged = target.from == target.to && target.merge.is_none();
     match &target.segments[..] {
-        [Segment::File(span)] if target.from == target.to && target.merge.is_none() => Some(&span.file),
+        [Segment::File(span)] if is_unchanged && span.file.as_str().ends_with(".safetensors") => Some(&span.file),
         _ => None,
     }
 }
@@ -81,6 +83,14 @@ fn files(target: &TensorToWrite) -> impl Iterator<Item = &Arc<Utf8Path>> {
 }
 
 impl Linked {
+    /// Returns a scan of the tensors of the target for values that are not finite.
+    pub fn scan(&self) -> Scan {
+        Scan::new(self.tensors.iter().filter_map(|(key, tensor)| match &tensor.segments[..] {
+            [Segment::File(span)] => Some((key.as_str(), tensor.from, span)),
+            _ => None,
+        }))
+    }
+
     /// Creates the hard link in a folder.
     pub fn link(&self, dir: &Utf8Path) -> Result<(), Failure> {
         // Sync the file first: earlier writes to it may still be in the page cache only.

@@ -4,7 +4,7 @@ use super::{ConvertPlan, ConvertRequest, Form, model::matches_pattern};
 use crate::Dtype;
 use crate::config::rotary_note;
 use crate::lora::{self, LoraFile, LoraForm, LoraLayer};
-use crate::report::{Mapped, Report};
+use crate::report::{Mapped, Report, some};
 use crate::source::WeightsSource;
 use crate::stream::{Segment, TensorToWrite};
 use crate::tensor_spans::StoredTensor;
@@ -12,6 +12,7 @@ use crate::write::NewTensorFile;
 use rundir::{ErrorCode, Failure};
 use serde_json::{Map, Value, json};
 use std::collections::{BTreeMap, BTreeSet};
+use units::counted;
 
 /// Plans the conversion of an adapter to another format.
 pub(super) fn plan(request: &ConvertRequest, source: WeightsSource, form: LoraForm) -> Result<ConvertPlan, Failure> {
@@ -52,8 +53,9 @@ pub(super) fn plan(request: &ConvertRequest, source: WeightsSource, form: LoraFo
     (report.waived, report.unused) =
         left.partition(|name| request.allow_unused.iter().any(|known| matches_pattern(known, name)));
     report.note_changes();
+    report.notes.extend(lora.note().map(str::to_owned));
     if source.averages > 0 {
-        report.notes.push(format!("{} are moving averages (EMA)", units::counted(source.averages, "tensor")));
+        report.notes.push(format!("{} are moving averages (EMA)", counted(source.averages, "tensor")));
     }
     let mut metadata = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
     if let Some(Ok(model)) = &source.model {
@@ -89,10 +91,25 @@ pub(super) fn plan(request: &ConvertRequest, source: WeightsSource, form: LoraFo
         merge: None,
         model: None,
         report,
+        allow_not_finite: request.allow_not_finite,
         files,
         links: Vec::new(),
         texts,
     })
+}
+
+/// Checks that every layer of an adapter has a place in the target.
+pub(super) fn check(plan: &ConvertPlan) -> Result<(), Failure> {
+    let unused = &plan.report.unused;
+    if unused.is_empty() {
+        return Ok(());
+    }
+    Err(Failure::new(
+        ErrorCode::TensorMismatch,
+        format!("cannot convert {}", plan.source.location.path),
+        format!("diffusers has no layers for {}: {}", counted(unused.len(), "tensor"), some(unused)),
+        "merge the adapter into its weights, which keeps these layers: convert the weights with --merge",
+    ))
 }
 
 fn target(name: &str, stored: &StoredTensor, dtype: Dtype) -> TensorToWrite {

@@ -7,7 +7,7 @@ use crate::location::TTT_FILE;
 use crate::lora::LoraFile;
 use crate::naming::Names;
 use crate::report::{Initialized, Mapped, Report};
-use crate::source::{CONFIG_FILE, MODEL_FILE, OWN_KEYS, TTT_MODEL, WeightsSource};
+use crate::source::{CONFIG_FILE, DIFFUSERS_STEM, MODEL_FILE, OWN_KEYS, TTT_MODEL, WeightsSource};
 use crate::stream::{Segment, TensorToWrite};
 use crate::tensor_spans::StoredTensor;
 use crate::write::{NewTensorFile, pack};
@@ -20,8 +20,6 @@ use std::collections::{BTreeMap, BTreeSet};
 const CHECKPOINT_SHARD: u64 = 1 << 30;
 /// The largest size of a file of a diffusers model in bytes.
 const DIFFUSERS_SHARD: u64 = 5 << 30;
-/// The file name stem that diffusers uses for a model.
-const DIFFUSERS_STEM: &str = "diffusion_pytorch_model";
 
 /// Plans the conversion of a model, with the adapter `merge` merged into it.
 pub(super) fn plan(
@@ -31,6 +29,10 @@ pub(super) fn plan(
 ) -> Result<ConvertPlan, Failure> {
     link::check(request, &source)?;
     let model = target_model(&source, request)?;
+    if let Some(lora) = merge {
+        // The report lists unused tensors of the source. Tensors of an adapter cannot stay unused.
+        lora.check_model(&param_specs(source.model()?))?;
+    }
     let mut report = Report::default();
     let (mut body, mut ttt, mut used, mut merged) = (Vec::new(), Vec::new(), BTreeSet::new(), BTreeSet::new());
     let default = source.tensors.values().next().and_then(|tensor| cast::kept(tensor.dtype)).unwrap_or(Dtype::F32);
@@ -69,7 +71,15 @@ pub(super) fn plan(
     (report.waived, report.unused) =
         left.partition(|name| request.allow_unused.iter().any(|known| matches_pattern(known, name)));
     if let Some(lora) = merge {
-        report.unused.extend(lora.names_except(&merged));
+        let left = lora.layers.keys().find(|module| !merged.contains(*module));
+        if let Some(module) = left.filter(|_| report.missing.is_empty()) {
+            return Err(Failure::new(
+                ErrorCode::TensorMismatch,
+                format!("cannot merge {}", lora.path),
+                format!("the converted model has no layer {module}"),
+                "keep the layers of the source: omit --layer",
+            ));
+        }
         report.notes.push(format!("{} layers of {} are merged, scaled by {}", merged.len(), lora.path, request.scale));
     }
     report.note_changes();
@@ -112,9 +122,12 @@ pub(super) fn plan(
     }
     let mut links = Vec::new();
     if request.link {
-        let keys = report.mapped.iter().map(|row| (row.target.clone(), row.source.clone())).collect();
-        links = link::linked_files(&mut body, &keys)?;
+        if !source.renamed {
+            let keys = report.mapped.iter().map(|row| (row.target.clone(), row.source.clone())).collect();
+            links = link::linked_files(&mut body, &keys)?;
+        }
         report.notes.push(match links.len() {
+            0 if source.renamed => "no file can be linked: its tensor names have the prefix of a wrapper".into(),
             0 => "no file can be linked: every file has a tensor that changes".into(),
             n => format!(
                 "{} of the source become hard links: a write to the source also changes the checkpoint and breaks its \
@@ -145,7 +158,19 @@ pub(super) fn plan(
         }
     };
     let (target, merge) = (request.target.clone(), request.merge.clone());
-    Ok(ConvertPlan { source, target, to: request.to, merge, model: Some(model), report, files, links, texts })
+    let allow_not_finite = request.allow_not_finite;
+    Ok(ConvertPlan {
+        source,
+        target,
+        to: request.to,
+        merge,
+        model: Some(model),
+        report,
+        allow_not_finite,
+        files,
+        links,
+        texts,
+    })
 }
 
 pub(super) fn matches_pattern(known: &str, name: &str) -> bool {

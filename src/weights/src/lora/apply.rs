@@ -3,7 +3,8 @@
 use super::{LoraFile, module};
 use crate::WeightsSource;
 use crate::cast::values;
-use crate::tensor_spans::Files;
+use crate::finite::{self, NotFinite};
+use crate::tensor_spans::{Files, StoredTensor};
 use camino::Utf8Path;
 use recipe::{ParamRole, ParamSpec, Recipe};
 use rundir::{Checkpoint, ErrorCode, Failure};
@@ -67,7 +68,7 @@ impl LoraFile {
         let refuse = |why: String, fix: &str| {
             Err(Failure::new(ErrorCode::TensorMismatch, format!("cannot use the adapter {}", self.path), why, fix))
         };
-        let other = "use an adapter of this model, or sample the model that it was trained on";
+        let other = "use an adapter of this model, or the model that it was trained on";
         let mut used = BTreeSet::new();
         for spec in specs.iter().filter(|spec| spec.role == ParamRole::Trained) {
             let Some((module, layer)) = self.layer_of(spec) else { continue };
@@ -132,16 +133,45 @@ impl LoraFile {
         }
     }
 
+    /// Reads all factors, and checks that their values are finite.
+    ///
+    /// # Errors
+    /// [`ErrorCode::NotFinite`] names the tensors with other values; or a file cannot be read.
+    pub fn check_finite(&self) -> Result<(), Failure> {
+        let (mut files, mut found) = (Files::default(), Vec::new());
+        for (name, tensor) in self.layers.values().flat_map(|layer| layer.factors()) {
+            found.extend(NotFinite::of(name, finite::count(tensor.dtype, &files.read_all(tensor)?)));
+        }
+        self.refuse_not_finite(&found)
+    }
+
+    fn refuse_not_finite(&self, found: &[NotFinite]) -> Result<(), Failure> {
+        if found.is_empty() {
+            return Ok(());
+        }
+        Err(Failure::new(
+            ErrorCode::NotFinite,
+            format!("cannot use the adapter {}", self.path),
+            NotFinite::words(found),
+            "use an earlier checkpoint of its training, or copy it again from its source",
+        ))
+    }
+
     /// Reads the factors of the layer of a weight; `None` if the layer has no adapter.
     ///
     /// # Errors
-    /// A file cannot be read.
+    /// A file cannot be read, or a factor has a value that is not finite.
     pub fn factors(&self, weight: &ParamSpec, files: &mut Files) -> Result<Option<Factors>, Failure> {
         let Some((_, layer)) = self.layer_of(weight) else { return Ok(None) };
-        let mut read = |tensor: &crate::StoredTensor| -> Result<Vec<f32>, Failure> {
-            Ok(values(tensor.dtype, &files.read_all(tensor)?).map(|value| value as f32).collect())
+        let mut found = Vec::new();
+        let mut read = |name: &str, tensor: &StoredTensor| -> Result<Vec<f32>, Failure> {
+            let bytes = files.read_all(tensor)?;
+            found.extend(NotFinite::of(name, finite::count(tensor.dtype, &bytes)));
+            Ok(values(tensor.dtype, &bytes).map(|value| value as f32).collect())
         };
-        let (down, up, rank) = (read(&layer.down)?, read(&layer.up)?, layer.rank());
+        let [of_down, of_up] = &layer.names;
+        let (down, up, rank) = (read(of_down, &layer.down)?, read(of_up, &layer.up)?, layer.rank());
+        self.refuse_not_finite(&found)?;
         Ok(Some(Factors { rank, down, up, scale: layer.alpha / rank as f64 }))
     }
 }

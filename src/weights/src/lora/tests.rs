@@ -1,8 +1,8 @@
 //! Tests of reading, converting and merging LoRA adapters in all formats.
 
 use super::*;
-use crate::fixtures::{shown, temp};
-use crate::{ConvertRequest, Dtype, Form, SourceKind, WeightsSource, inspect, plan_conversion};
+use crate::fixtures::{copy_folder, shown, temp, write_torch};
+use crate::{ConvertRequest, Dtype, Form, Header, SourceKind, WeightsSource, inspect, plan_conversion, tensor_spans};
 use safetensors::Dtype as Theirs;
 use safetensors::tensor::TensorView;
 use std::collections::HashMap;
@@ -200,12 +200,12 @@ fn an_adapter_that_does_not_match_the_model_is_refused() {
         failure.code
     };
     let magnitude = "transformer.transformer_blocks.0.attn1.to_q.lora_magnitude_vector";
-    assert_eq!(refused(&[(magnitude, &[64])]), ErrorCode::TensorMismatch);
+    assert_eq!(refused(&[(magnitude, &[64])]), ErrorCode::UnsupportedModel);
     let half = "transformer.transformer_blocks.0.attn1.to_v.lora_A.weight";
     assert_eq!(refused(&[(half, &[3, 64])]), ErrorCode::UnsupportedModel);
     let other = half.replace("lora_A", "lora_B");
     assert_eq!(refused(&[(half, &[3, 64]), (&other, &[64, 4])]), ErrorCode::UnsupportedModel);
-    assert_eq!(refused(&[(half, &[3, 32]), (&other, &[64, 3])]), ErrorCode::UnsupportedModel);
+    assert_eq!(refused(&[(half, &[3, 32]), (&other, &[64, 3])]), ErrorCode::TensorMismatch);
     let mixed = "lora_unet__transformer_blocks_0_attn1_to_v.lora_down.weight";
     assert_eq!(refused(&[(mixed, &[3, 64])]), ErrorCode::UnsupportedModel);
     let beyond = [half, &other].map(|name| name.replace("blocks.0", "blocks.7"));
@@ -227,6 +227,7 @@ fn an_adapter_that_does_not_match_the_model_is_refused() {
     assert_eq!(code(&nothing), ErrorCode::InvalidArgument);
     let model = ConvertRequest::new(base(), folder.join("x"), Form::Lora(LoraForm::Peft));
     assert_eq!(code(&model), ErrorCode::InvalidArgument);
+    assert!(refusals.iter().all(|refusal| !refusal.contains("--allow-unused")), "it has no effect on adapters");
     insta::assert_snapshot!(refusals.join("\n\n"));
 }
 
@@ -303,6 +304,298 @@ fn an_adapter_is_identified_by_its_bytes() {
     let (lora, sum) = LoraFile::open_verified(&path).unwrap();
     assert_eq!(lora, LoraFile::open(&path).unwrap());
     assert_eq!(LoraFile::open_verified(&path).unwrap().1, sum);
-    write(&folder, LoraForm::Kohya, &[("lora_unet__more.lora_magnitude_vector", &[3])]);
+    let more = ["down", "up"].map(|factor| format!("lora_unet__transformer_blocks_0_attn1_to_v.lora_{factor}.weight"));
+    write(&folder, LoraForm::Kohya, &[(&more[0], &[3, 64]), (&more[1], &[64, 3])]);
     assert_ne!(LoraFile::open_verified(&path).unwrap().1, sum);
+}
+
+/// Tensors of float32: the name, the shape and the bytes of each.
+type Named = Vec<(String, Vec<usize>, Vec<u8>)>;
+
+/// Returns the tensors of an adapter whose names are those of [`MODULES`] between a prefix and two ends.
+fn named(prefix: &str, [down_end, up_end]: [&str; 2]) -> Named {
+    let mut tensors = Named::new();
+    for (n, (module, input, output)) in MODULES.iter().enumerate() {
+        let layer = if prefix.ends_with('_') { module.replace('.', "_") } else { (*module).to_owned() };
+        tensors.push((format!("{prefix}{layer}{down_end}"), vec![RANK, *input], bytes(n, RANK * input)));
+        tensors.push((format!("{prefix}{layer}{up_end}"), vec![*output, RANK], bytes(n + 9, RANK * output)));
+    }
+    tensors
+}
+
+const PEFT_ENDS: [&str; 2] = [".lora_A.weight", ".lora_B.weight"];
+
+fn save(path: &Utf8Path, tensors: &[(String, Vec<usize>, Vec<u8>)], metadata: &[(&str, &str)]) {
+    let views = tensors
+        .iter()
+        .map(|(name, shape, data)| (name.as_str(), TensorView::new(Theirs::F32, shape.clone(), data).unwrap()));
+    let metadata: HashMap<String, String> =
+        metadata.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(path, safetensors::serialize(views, Some(metadata)).unwrap()).unwrap();
+}
+
+/// Returns the alpha of the only rank of an adapter, or the reason of its refusal.
+fn alpha(path: &Utf8Path) -> Result<f64, String> {
+    let lora = LoraFile::open(path).map_err(|failure| {
+        assert_eq!(failure.code, ErrorCode::UnsupportedModel, "{failure}");
+        failure.why
+    })?;
+    let alphas: Vec<f64> = lora.layers.values().map(|layer| layer.alpha).collect();
+    assert!(alphas.iter().all(|alpha| *alpha == alphas[0]), "{alphas:?}");
+    Ok(alphas[0])
+}
+
+#[test]
+fn adapters_of_wrapped_models_and_of_other_programs_have_the_same_numbers() {
+    let (_keep, folder) = temp();
+    let expected = numbers(&LoraFile::open(&write(&folder, LoraForm::Diffusers, &[])).unwrap());
+    let without_alpha = |lora: &LoraFile| -> Vec<(String, Vec<u8>, Vec<u8>)> {
+        numbers(lora).into_iter().map(|(module, (down, up, _))| (module, down, up)).collect()
+    };
+    let expected: Vec<_> = expected.into_iter().map(|(module, (down, up, _))| (module, down, up)).collect();
+    let forms = [
+        ("module.", PEFT_ENDS, LoraForm::Diffusers),
+        ("transformer._orig_mod.", PEFT_ENDS, LoraForm::Diffusers),
+        ("model.diffusion_model.", PEFT_ENDS, LoraForm::Diffusers),
+        ("base_model.model.transformer.", PEFT_ENDS, LoraForm::Peft),
+        ("transformer.", [".lora_A.default_0.weight", ".lora_B.default_0.weight"], LoraForm::Diffusers),
+        ("", [".lora.down.weight", ".lora.up.weight"], LoraForm::Diffusers),
+        ("lycoris_", [".lora_down.weight", ".lora_up.weight"], LoraForm::Kohya),
+    ];
+    for (n, (prefix, ends, form)) in forms.into_iter().enumerate() {
+        let path = folder.join(format!("form-{n}/some name.safetensors"));
+        save(&path, &named(prefix, ends), &[]);
+        for path in [path.as_path(), path.parent().unwrap()] {
+            assert_eq!(crate::identify(path).unwrap().kind, SourceKind::Lora, "{path}");
+            let lora = LoraFile::open(path).unwrap();
+            assert_eq!(lora.form, Some(form), "{prefix}");
+            assert!(without_alpha(&lora) == expected, "{prefix}");
+        }
+    }
+}
+
+#[test]
+fn an_adapter_is_found_in_the_files_of_any_folder() {
+    let (_keep, folder) = temp();
+    let tensors = named("transformer.", PEFT_ENDS);
+    let config = r#"{"lora_alpha": 6, "r": 3}"#;
+    let open = |path: &Utf8Path| {
+        assert_eq!(crate::identify(path).unwrap().kind, SourceKind::Lora, "{path}");
+        assert!(inspect(path, false).unwrap().complete, "{path}");
+        let lora = LoraFile::open(path).unwrap();
+        (lora.layers.len(), lora.layers.values().all(|layer| layer.alpha == 6.0))
+    };
+    // A file that torch.save wrote, under the name of PEFT and alone.
+    for name in ["bin/adapter_model.bin", "alone/my.bin"] {
+        let path = folder.join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        write_torch(&path, &tensors);
+        fs::write(path.with_file_name(PEFT_CONFIG), config).unwrap();
+        let beside = path.with_file_name(PEFT_CONFIG);
+        for path in [path.as_path(), path.parent().unwrap(), beside.as_path()] {
+            assert_eq!(open(path), (MODULES.len(), true), "{path}");
+        }
+    }
+    // Two shards, between which the factors of a layer are divided.
+    let sharded = folder.join("sharded");
+    let file = |n: usize| format!("adapter_model-0000{n}-of-00002.safetensors");
+    let (first, second) = tensors.split_at(3);
+    save(&sharded.join(file(1)), first, &[]);
+    save(&sharded.join(file(2)), second, &[]);
+    fs::write(sharded.join(PEFT_CONFIG), config).unwrap();
+    let refused = LoraFile::open(&sharded.join(file(2))).unwrap_err();
+    assert!(refused.code == ErrorCode::UnsupportedModel && refused.why.contains("one of 2 shards"), "{refused}");
+    let places = first.iter().map(|(name, ..)| (name, file(1))).chain(second.iter().map(|(name, ..)| (name, file(2))));
+    let places: BTreeMap<&String, String> = places.collect();
+    let index = sharded.join("adapter_model.safetensors.index.json");
+    fs::write(&index, serde_json::json!({ "weight_map": places }).to_string()).unwrap();
+    for path in [&sharded, &index, &sharded.join(file(1))] {
+        assert_eq!(open(path), (MODULES.len(), true), "{path}");
+    }
+    // Files of macOS are no candidates, and two adapters are.
+    let two = folder.join("two");
+    save(&two.join("one.safetensors"), &tensors, &[("lora_config", config)]);
+    fs::write(two.join("._one.safetensors"), "Mac OS X").unwrap();
+    assert_eq!(open(&two), (MODULES.len(), true));
+    save(&two.join("other.safetensors"), &tensors, &[]);
+    let several = LoraFile::open(&two).unwrap_err();
+    assert!(several.why.contains("one.safetensors, other.safetensors"), "{several}");
+    // Norms that were trained too.
+    let norms = folder.join("norms");
+    save(&norms.join(DIFFUSERS_FILE), &tensors, &[("lora_config", config)]);
+    assert_eq!(open(&norms), (MODULES.len(), true));
+    save(&norms.join("norm_state_dict.safetensors"), &tensors, &[]);
+    assert!(LoraFile::open(&norms).unwrap_err().why.contains("norm"));
+}
+
+#[test]
+fn a_model_beside_which_an_adapter_lies_is_a_model() {
+    let (_keep, folder) = temp();
+    let model = folder.join("model");
+    copy_folder(&base(), &model);
+    save(&model.join(KOHYA_FILE), &named("transformer.", PEFT_ENDS), &[]);
+    fs::write(model.join(PEFT_CONFIG), r#"{"lora_alpha": 6}"#).unwrap();
+    assert_eq!(crate::identify(&model).unwrap().kind, SourceKind::Diffusers);
+    assert!(inspect(&model, false).unwrap().complete);
+    assert_eq!(crate::identify(&model.join(KOHYA_FILE)).unwrap().kind, SourceKind::Lora);
+    // A file with both is neither.
+    let both = folder.join("both");
+    fs::create_dir(&both).unwrap();
+    fs::copy(base().join("config.json"), both.join("config.json")).unwrap();
+    let mut tensors = named("", PEFT_ENDS);
+    tensors.push(("proj_out.base_layer.weight".into(), vec![16, 64], bytes(0, 16 * 64)));
+    save(&both.join("diffusion_pytorch_model.safetensors"), &tensors, &[]);
+    let failure = WeightsSource::open(&both).unwrap_err();
+    assert!(failure.code == ErrorCode::UnsupportedModel && failure.why.contains("not merged"), "{failure}");
+}
+
+#[test]
+fn the_adapters_of_other_methods_are_identified_and_refused_by_name() {
+    let (_keep, folder) = temp();
+    let path = folder.join("style.safetensors");
+    let layer = "lora_unet__transformer_blocks_0_attn1_to_q";
+    let tensor = |end: &str| (format!("{layer}.{end}"), vec![4], bytes(0, 4));
+    save(&path, &["hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b"].map(tensor), &[]);
+    let seen = inspect(&path, false).unwrap();
+    assert_eq!((seen.kind, seen.complete), (SourceKind::Lora, false));
+    assert!(seen.why.unwrap().why.contains("LoHa"));
+    let request = ConvertRequest::new(&path, folder.join("x"), Form::Lora(LoraForm::Peft));
+    assert!(go(&request).unwrap_err().why.contains("LoHa"));
+    // A convolution.
+    let mut tensors = named("transformer.", PEFT_ENDS);
+    tensors.push(("transformer.patch_embed.proj.lora_A.weight".into(), vec![2, 4, 2, 2], bytes(0, 32)));
+    tensors.push(("transformer.patch_embed.proj.lora_B.weight".into(), vec![64, 2, 1, 1], bytes(0, 128)));
+    save(&path, &tensors, &[]);
+    assert!(LoraFile::open(&path).unwrap_err().why.contains("convolution"));
+}
+
+#[test]
+fn alpha_comes_from_the_header_or_from_the_configuration_of_peft() {
+    let (_keep, folder) = temp();
+    let path = folder.join("a/my.safetensors");
+    let config = folder.join("a").join(PEFT_CONFIG);
+    let tensors = named("transformer.", PEFT_ENDS);
+    let of = |metadata: &[(&str, &str)], beside: Option<&str>| {
+        save(&path, &tensors, metadata);
+        match beside {
+            Some(text) => fs::write(&config, text).unwrap(),
+            None => drop(fs::remove_file(&config)),
+        }
+        alpha(&path)
+    };
+    let of_diffusers = r#"{"transformer.lora_alpha": 6, "transformer.r": 3}"#;
+    let plain = r#"{"lora_alpha": 6, "r": 3}"#;
+    assert_eq!(of(&[(METADATA, of_diffusers)], None), Ok(6.0));
+    assert_eq!(of(&[(METADATA, plain)], None), Ok(6.0));
+    assert_eq!(of(&[("lora_config", plain)], None), Ok(6.0));
+    assert_eq!(of(&[], Some(plain)), Ok(6.0));
+    assert_eq!(of(&[(METADATA, of_diffusers), ("lora_config", plain)], Some(plain)), Ok(6.0));
+    // Another program's keys, and the configuration of a text encoder.
+    assert_eq!(of(&[("lora_config", r#"{"rank": 3, "alpha": 9}"#)], None), Ok(3.0));
+    assert_eq!(of(&[(METADATA, r#"{"text_encoder.lora_alpha": 9}"#)], None), Ok(3.0));
+    let refused = |metadata: &[(&str, &str)], beside: Option<&str>, word: &str| {
+        let why = of(metadata, beside).unwrap_err();
+        assert!(why.contains(word), "{why}");
+    };
+    refused(&[("lora_config", plain)], Some(r#"{"lora_alpha": 12}"#), "12");
+    refused(&[], Some(r#"{"lora_alpha": 6, "r": 8}"#), "rank 8");
+    refused(&[], Some(r#"{"r": 3}"#), "no lora_alpha");
+    refused(&[], Some(r#"{"lora_alpha": "16"}"#), "\"16\"");
+    refused(&[], Some(r#"{"lora_alpha": 6, "use_rslora": "yes"}"#), "use_rslora");
+    refused(&[(METADATA, "[]")], None, "JSON");
+    for (keys, word) in [
+        (r#""peft_type": "BOFT""#, "BOFT"),
+        (r#""init_lora_weights": "pissa_niter_4""#, "pissa"),
+        (r#""init_lora_weights": "lora_ga""#, "lora_ga"),
+        (r#""use_dora": true"#, "use_dora"),
+        (r#""use_qalora": true"#, "use_qalora"),
+        (r#""alora_invocation_tokens": [1]"#, "alora"),
+    ] {
+        refused(&[], Some(&format!(r#"{{"lora_alpha": 6, {keys}}}"#)), word);
+    }
+    let harmless = r#"{"lora_alpha": 6, "init_lora_weights": "gaussian", "use_dora": false, "loftq_config": {}}"#;
+    assert_eq!(of(&[], Some(harmless)), Ok(6.0));
+    // The configuration beside belongs to PEFT's file.
+    save(&folder.join("a").join(PEFT_FILE), &tensors, &[]);
+    assert_eq!(of(&[], Some(plain)), Ok(3.0));
+    assert_eq!(alpha(&folder.join("a")), Ok(6.0));
+}
+
+#[test]
+fn alpha_tensors_of_every_type_are_read_and_those_that_contradict_a_configuration_are_refused() {
+    let (_keep, folder) = temp();
+    let path = folder.join("a.safetensors");
+    let tensors = named("lora_unet_", [".lora_down.weight", ".lora_up.weight"]);
+    let alphas: [(Theirs, Vec<u8>); 3] = [
+        (Theirs::I64, 6i64.to_le_bytes().to_vec()),
+        (Theirs::BF16, half::bf16::from_f32(6.0).to_le_bytes().to_vec()),
+        (Theirs::F32, 6f32.to_le_bytes().to_vec()),
+    ];
+    for (dtype, bytes) in &alphas {
+        for shape in [vec![], vec![1]] {
+            let factors = tensors
+                .iter()
+                .map(|(name, shape, data)| (name.clone(), TensorView::new(Theirs::F32, shape.clone(), data).unwrap()));
+            let alphas = MODULES.iter().map(|(module, ..)| {
+                let name = format!("lora_unet_{}.alpha", module.replace('.', "_"));
+                (name, TensorView::new(*dtype, shape.clone(), bytes).unwrap())
+            });
+            fs::write(&path, safetensors::serialize(factors.chain(alphas), None).unwrap()).unwrap();
+            assert_eq!(alpha(&path), Ok(6.0), "{dtype:?} {shape:?}");
+            assert_eq!(LoraFile::open(&path).unwrap().note(), None);
+            assert_eq!(WeightsSource::open(&path).unwrap().tensors.len(), 3 * MODULES.len());
+        }
+    }
+    fs::write(folder.join(PEFT_CONFIG), r#"{"lora_alpha": 8}"#).unwrap();
+    assert!(alpha(&path).unwrap_err().contains("alpha tensor"));
+}
+
+#[test]
+fn an_adapter_without_alpha_gives_a_note() {
+    let (_keep, folder) = temp();
+    let path = folder.join("a.safetensors");
+    save(&path, &named("transformer.", PEFT_ENDS), &[("ss_network_alpha", "64")]);
+    let lora = LoraFile::open(&path).unwrap();
+    let note = lora.note().unwrap();
+    assert!(note.contains("alpha = rank 3") && note.contains("ss_network_alpha = 64"), "{note}");
+    let mut request = ConvertRequest::new(base(), folder.join("x"), Form::Internal);
+    request.merge = Some(path.clone());
+    let plan = plan_conversion(&request).unwrap();
+    assert!(plan.report.notes.iter().any(|other| other == note), "{:?}", plan.report.notes);
+    let convert = ConvertRequest::new(&path, folder.join("y"), Form::Lora(LoraForm::Peft));
+    assert!(plan_conversion(&convert).unwrap().report.notes.iter().any(|other| other == note));
+    // The result has the alpha that was assumed.
+    go(&convert).unwrap();
+    assert_eq!(LoraFile::open(&convert.target).unwrap().note(), None);
+    let attention: Named = named("", PEFT_ENDS).into_iter().filter(|(name, ..)| name.contains(".attn1.")).collect();
+    save(&path, &attention, &[]);
+    assert!(LoraFile::open(&path).unwrap().note().unwrap().contains("SAT"));
+}
+
+#[test]
+fn factors_that_are_not_finite_are_refused_unless_the_request_allows_them() {
+    let (_keep, folder) = temp();
+    let path = folder.join("a.safetensors");
+    let mut tensors = named("transformer.", PEFT_ENDS);
+    tensors[0].2[..4].copy_from_slice(&f32::NAN.to_le_bytes());
+    tensors[0].2[8..12].copy_from_slice(&f32::INFINITY.to_le_bytes());
+    save(&path, &tensors, &[]);
+    let lora = LoraFile::open(&path).unwrap();
+    let failure = lora.check_finite().unwrap_err();
+    let word = format!("{} (2)", tensors[0].0);
+    assert!(failure.code == ErrorCode::NotFinite && failure.why.contains(&word), "{failure}");
+    let specs = param_specs(WeightsSource::open(&base()).unwrap().model().unwrap());
+    let query = specs.iter().find(|spec| spec.name == "blocks.0.attn.q.weight").unwrap();
+    assert_eq!(lora.factors(query, &mut Files::default()).unwrap_err().code, ErrorCode::NotFinite);
+    let plain = ConvertRequest::new(base(), folder.join("x"), Form::Internal);
+    let merging = ConvertRequest { merge: Some(path.clone()), ..plain };
+    let converting = ConvertRequest::new(&path, folder.join("x"), Form::Lora(LoraForm::Kohya));
+    for request in [merging, converting] {
+        assert_eq!(go(&request).unwrap_err().code, ErrorCode::NotFinite);
+        assert!(!folder.join("x").exists());
+        let done = go(&ConvertRequest { allow_not_finite: true, force: true, ..request }).unwrap();
+        assert_eq!(done.not_finite.len(), 1);
+        fs::remove_dir_all(folder.join("x")).unwrap();
+    }
 }

@@ -6,8 +6,8 @@ use crate::workspace::Workspace;
 use recipe::{MergedLora, Recipe};
 use weights::{LoraFile, WeightsSource};
 
-/// Adds the adapters of `--lora` to a sampling recipe, and checks that they fit its model. Returns a warning for each adapter that
-/// was trained on other weights.
+/// Adds the adapters of `--lora` to a sampling recipe, and checks that they fit its model and that their values are finite. Returns
+/// a warning for each adapter that was trained on other weights or has no alpha.
 pub fn add(
     workspace: &Workspace,
     recipe: &mut Recipe,
@@ -23,7 +23,9 @@ pub fn add(
         let path = workspace.here.join(path);
         let lora = LoraFile::open(&path)?;
         lora.check_model(&specs)?;
+        lora.check_finite()?;
         warnings.extend(lora.other_base(source));
+        warnings.extend(lora.note().map(str::to_owned));
         recipe.sample.lora.push(MergedLora { path, weight }.to_string());
     }
     Ok(warnings)
