@@ -133,7 +133,7 @@ impl Recipe {
             let from = flat.iter().find(|(old, _)| *old == key).map(|(_, value)| value.clone());
             let differs = from.as_ref() != Some(&to);
             let effect = resume_effect(&key);
-            differs.then(|| ResumeChange { change: Change { key, from, to }, effect })
+            differs.then_some(ResumeChange { change: Change { key, from, to }, effect })
         };
         let changes = after.into_iter().filter_map(of).collect();
         Ok((changed, changes))

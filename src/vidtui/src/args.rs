@@ -186,7 +186,7 @@ pub enum Command {
     /// Starts the next stage of the curriculum from the newest checkpoint of a run
     Next(NextArgs),
     /// Makes videos of prompts, with the weights of a run, a checkpoint or a downloaded model
-    Sample(SampleArgs),
+    Sample(Box<SampleArgs>),
     /// Lists the runs, newest first
     Runs(JsonArgs),
     /// Shows a run: state, progress, loss, newest checkpoint, findings

@@ -205,6 +205,12 @@ fn with_previous_logins(logins: &[Login], previous: Vec<Login>) -> Vec<Login> {
     logins.iter().cloned().chain(previous.into_iter().filter(is_left_out)).collect()
 }
 
+/// Returns whether a resume without other flags continues on this machine alone.
+fn is_local(last: Option<&rundir::Attempt>, nodes: &NodesArgs) -> bool {
+    let has_flags = nodes.hostfile.is_some() || nodes.slurm.is_some();
+    !has_flags && last.is_some_and(|last| last.logins.is_empty() && last.slurm.is_none())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -234,10 +240,4 @@ mod tests {
         let logins = with_previous_logins(&[login("ml-1", Some("ada"))], previous);
         assert_eq!(logins, [login("ml-1", Some("ada")), login("ml-2", None)]);
     }
-}
-
-/// Returns whether a resume without other flags continues on this machine alone.
-fn is_local(last: Option<&rundir::Attempt>, nodes: &NodesArgs) -> bool {
-    let has_flags = nodes.hostfile.is_some() || nodes.slurm.is_some();
-    !has_flags && last.is_some_and(|last| last.logins.is_empty() && last.slurm.is_none())
 }
