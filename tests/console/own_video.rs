@@ -2,7 +2,7 @@
 //! Without the trainer, the test prints that it is skipped.
 
 use crate::pty::ENTER;
-use crate::real_trainer::trainer;
+use crate::real_trainer::site_with_trainer;
 use crate::samples::model;
 use crate::test_site::TestSite;
 use recipe::Task;
@@ -54,13 +54,7 @@ fn run_of(site: &TestSite, task: Task) -> Option<RunDir> {
 
 #[test]
 fn a_folder_of_videos_becomes_a_video_with_the_keys_of_the_console() {
-    let Some(trainer) = trainer() else {
-        eprintln!("skipped: no vidtui-train beside vidtui; `cargo xtask test` builds it");
-        return;
-    };
-    let site = TestSite::new().with("VIDTUI_TRAIN", trainer.as_str());
-    let cache = site.root.join("cache");
-    let site = site.with("XDG_CACHE_HOME", cache.as_str());
+    let Some(site) = site_with_trainer() else { return };
     model(&site, "model", &[]);
     site.write("mine.toml", RECIPE);
     for (name, colour) in [("a", "red"), ("b", "blue"), ("c", "green"), ("d", "white")] {

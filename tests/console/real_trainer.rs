@@ -12,6 +12,17 @@ pub fn trainer() -> Option<Utf8PathBuf> {
     places.into_iter().find(|site| site.exists())
 }
 
+/// Returns a site with the real trainer, and a cache of its own. Without the trainer, prints that the test is skipped.
+pub fn site_with_trainer() -> Option<TestSite> {
+    let Some(trainer) = trainer() else {
+        eprintln!("skipped: no vidtui-train beside vidtui; `cargo xtask test` builds it");
+        return None;
+    };
+    let site = TestSite::new().with("VIDTUI_TRAIN", trainer.as_str());
+    let cache = site.root.join("cache");
+    Some(site.with("XDG_CACHE_HOME", cache.as_str()))
+}
+
 fn history(run: &RunDir) -> History {
     let mut history = History::new();
     history.extend(Tail::<MetricSample>::new(run.metrics()).poll().unwrap().items);

@@ -1,7 +1,7 @@
 //! The curriculum of ttt-video-dit at a toy size, with the commands of docs/your-videos.md: clips with a caption for every 3 s, five
 //! stages in a row, and sampled videos. Without the trainer, the test prints that it is skipped.
 
-use crate::real_trainer::trainer;
+use crate::real_trainer::site_with_trainer;
 use crate::test_site::TestSite;
 use camino::{Utf8Path, Utf8PathBuf};
 use std::fs;
@@ -71,13 +71,7 @@ fn psnr(a: &[u8], b: &[u8]) -> f64 {
 
 #[test]
 fn clips_with_captions_for_3_s_become_a_video_of_several_segments_through_five_stages() {
-    let Some(trainer) = trainer() else {
-        eprintln!("skipped: no vidtui-train beside vidtui; `cargo xtask test` builds it");
-        return;
-    };
-    let site = TestSite::new().with("VIDTUI_TRAIN", trainer.as_str());
-    let cache = site.root.join("cache");
-    let site = site.with("XDG_CACHE_HOME", cache.as_str());
+    let Some(site) = site_with_trainer() else { return };
     // The VAE of the demo has the scaling factor 0.883, and the stages leave latents unscaled, as ttt-video-dit does. This T5 has rows
     // for scene tokens.
     fs::create_dir_all(site.root.join("model")).unwrap();

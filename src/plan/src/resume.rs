@@ -134,13 +134,14 @@ pub(crate) fn next_attempt(
 ) -> Result<LaunchPlan, Failure> {
     let (recipe, changes) = match &request.changed {
         None => (request.run.recipe()?, Vec::new()),
-        Some((recipe, changes)) => (recipe.clone(), check_changes(what, request, changes)?),
+        Some(changed) => changed.clone(),
     };
     if recipe.task == recipe::Task::Encode {
         return continue_encode(what, request, &recipe, cx, why, replaces);
     }
     check_min_nodes(what, &recipe, cx)?;
     let checkpoint = choose(what, request)?;
+    check_changes(what, request, checkpoint.is_some())?;
     let is_command = recipe.trainer == recipe::TrainerKind::Command;
     match (request.options.kind, checkpoint) {
         (ResumeKind::WeightsOnly, Some(checkpoint)) => {
@@ -248,44 +249,33 @@ pub(crate) fn next_attempt(
     Ok(draft.finish(cx))
 }
 
-/// Checks that the run can continue with the changed keys. Returns those that differ.
-fn check_changes(
-    what: &str,
-    request: &ResumeRequest<'_>,
-    changes: &[ResumeChange],
-) -> Result<Vec<ResumeChange>, Failure> {
-    let id = &request.run.id;
-    let weights_only = request.options.kind == ResumeKind::WeightsOnly;
+/// Checks that the run can continue with the changed keys.
+///
+/// * `has_checkpoint` — whether the attempt continues from one. Without it, training starts at step 0, and no position in the data and no
+///   state of the optimizer is kept.
+fn check_changes(what: &str, request: &ResumeRequest<'_>, has_checkpoint: bool) -> Result<(), Failure> {
+    let (id, kind) = (&request.run.id, request.options.kind);
+    let changes = request.changed.iter().flat_map(|(_, changes)| changes);
     for ResumeChange { change, effect } in changes {
-        let refuse = |why: &str, fix: String| {
-            let what = format!("{what} with {} = {}", change.key, change.to);
-            Err(Failure::new(ErrorCode::InvalidArgument, what, why, fix))
-        };
-        match effect {
-            ResumeEffect::Refused(why)
-                if ["task", "trainer", "encode", "name"].contains(&change.key.split('.').next().unwrap_or("")) =>
-            {
-                return refuse(why, format!("launch a new run from its weights: `vidtui launch RECIPE --init {id}`"));
+        let (why, fix) = match effect {
+            ResumeEffect::OtherRun => {
+                (effect.in_words(), format!("launch a new run from its weights: `vidtui launch RECIPE --init {id}`"))
             }
-            ResumeEffect::Refused(why) if !weights_only => {
+            ResumeEffect::Refused(why) if kind != ResumeKind::WeightsOnly => {
                 let set = format!("--set {}={}", change.key, change.to);
-                return refuse(
-                    why,
-                    format!(
-                        "start a new run from its weights alone, with a new optimizer: `vidtui resume {id} --weights-only {set}`"
-                    ),
-                );
+                let fix = format!("start a new run from its weights alone: `vidtui resume {id} --weights-only {set}`");
+                (*why, fix)
             }
-            ResumeEffect::Data if request.options.kind == ResumeKind::Everything && !request.run.is_command() => {
-                return refuse(
-                    "the position in the data belongs to the old samples",
-                    "add --fresh-data, which keeps weights and optimizer and restarts the data order".into(),
-                );
-            }
-            _ => {}
-        }
+            ResumeEffect::Data if kind == ResumeKind::Everything && has_checkpoint && !request.run.is_command() => (
+                "the position in the data belongs to the old samples",
+                "add --fresh-data, which keeps weights and optimizer and restarts the data order".to_owned(),
+            ),
+            _ => continue,
+        };
+        let what = format!("{what} with {} = {}", change.key, change.to);
+        return Err(Failure::new(ErrorCode::InvalidArgument, what, why, fix));
     }
-    Ok(changes.to_vec())
+    Ok(())
 }
 
 /// Plans the next attempt of an encode. The queue of its data set contains the remaining items.

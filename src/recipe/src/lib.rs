@@ -72,7 +72,7 @@ pub use optim::{Optimizer, OptimizerGroup, OptimizerKind, StateBytes};
 pub use params::{FsdpUnit, ParamGroup, ParamInit, ParamRole, ParamSpec, Split, param_specs};
 pub use prompt::{Prompt, WrongFlag, prompt_lines};
 pub use recipe::Recipe;
-pub use resume::{ResumeChange, ResumeEffect, resume_effect};
+pub use resume::{ResumeChange, ResumeEffect};
 pub use sample::{
     BadPrompt, DynamicGuidance, MaskedVideo, MergedLora, PIXELS, SampleScheduler, SampleSpec, Sampling, VIDEO_FRAMES,
     decoded_frames, latent_frames,

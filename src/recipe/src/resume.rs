@@ -4,7 +4,7 @@ use crate::load::load_text;
 use crate::{Change, Recipe, RecipeError};
 use camino::Utf8Path;
 
-/// What a changed key does to a run that continues from its checkpoint.
+/// The effect of a changed key on a run that continues from its checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ResumeEffect {
     /// The losses stay the same, bit for bit on CPUs.
@@ -15,8 +15,11 @@ pub enum ResumeEffect {
     Training,
     /// The samples of the steps change, so the data order has to restart (`--fresh-data`).
     Data,
-    /// The tensors of the checkpoint or the meaning of its weights change, so the run cannot continue. Why.
+    /// The tensors of the checkpoint or the meaning of its weights change, so that only a new run from its weights can have the value.
+    /// The reason.
     Refused(&'static str),
+    /// The run would do something else.
+    OtherRun,
 }
 
 impl ResumeEffect {
@@ -28,6 +31,7 @@ impl ResumeEffect {
             ResumeEffect::Training => "the losses differ from here on",
             ResumeEffect::Data => "the data order restarts",
             ResumeEffect::Refused(why) => why,
+            ResumeEffect::OtherRun => "it would be another run",
         }
     }
 }
@@ -35,14 +39,13 @@ impl ResumeEffect {
 const WEIGHTS: ResumeEffect = ResumeEffect::Refused("the weights of the checkpoint belong to the old value");
 const STATE: ResumeEffect = ResumeEffect::Refused("the checkpoint has the optimizer's state of the old value");
 const TENSORS: ResumeEffect = ResumeEffect::Refused("the checkpoint has the tensors of the old value");
-const IDENTITY: ResumeEffect = ResumeEffect::Refused("it would be another run");
 
 /// The effects by key or by prefix that ends in a dot; the first that matches applies.
 const EFFECTS: &[(&str, ResumeEffect)] = &[
-    ("name", IDENTITY),
-    ("task", IDENTITY),
-    ("trainer", IDENTITY),
-    ("command.adapter", IDENTITY),
+    ("name", ResumeEffect::OtherRun),
+    ("task", ResumeEffect::OtherRun),
+    ("trainer", ResumeEffect::OtherRun),
+    ("command.adapter", ResumeEffect::OtherRun),
     ("command.output", ResumeEffect::Refused("the checkpoints of the run are in the old folder")),
     ("command.", ResumeEffect::Training),
     ("env.", ResumeEffect::None),
@@ -59,7 +62,7 @@ const EFFECTS: &[(&str, ResumeEffect)] = &[
     ("data.fps", ResumeEffect::None),
     ("data.", ResumeEffect::Data),
     ("encoders.", ResumeEffect::None),
-    ("encode.", IDENTITY),
+    ("encode.", ResumeEffect::OtherRun),
     (
         "train.epochs",
         ResumeEffect::Refused("the number of steps was computed from it at the launch; change train.steps"),
@@ -94,13 +97,13 @@ const EFFECTS: &[(&str, ResumeEffect)] = &[
     ("run.", ResumeEffect::None),
 ];
 
-/// Returns what a changed key does to a resumed run.
-pub fn resume_effect(key: &str) -> ResumeEffect {
+/// Returns the effect of a changed key on a resumed run.
+fn resume_effect(key: &str) -> ResumeEffect {
     let of = |(path, effect): &(&str, ResumeEffect)| {
         let applies = if path.ends_with('.') { key.starts_with(path) } else { key == *path };
         applies.then_some(*effect)
     };
-    EFFECTS.iter().find_map(of).unwrap_or(IDENTITY)
+    EFFECTS.iter().find_map(of).unwrap_or(ResumeEffect::OtherRun)
 }
 
 /// A key that a resume changes.
@@ -108,7 +111,7 @@ pub fn resume_effect(key: &str) -> ResumeEffect {
 pub struct ResumeChange {
     /// The key with its old and its new value.
     pub change: Change,
-    /// What the change does.
+    /// The effect of the change on the losses.
     pub effect: ResumeEffect,
 }
 
@@ -174,6 +177,20 @@ mod tests {
             .filter(|path| !path.ends_with('.') && SCHEMA.iter().all(|key| key.path != *path))
             .collect();
         assert_eq!(unknown, [""; 0]);
+    }
+
+    #[test]
+    fn a_recipe_of_the_project_without_sets_has_no_changes() {
+        let folders =
+            camino::Utf8Path::new("../../configs").read_dir_utf8().unwrap().map(|folder| folder.unwrap().into_path());
+        let files = folders.flat_map(|folder| folder.read_dir_utf8().unwrap().map(|file| file.unwrap().into_path()));
+        let recipes: Vec<Recipe> =
+            files.filter_map(|file| crate::load(&file, &[]).ok()).map(|resolved| resolved.recipe).collect();
+        assert!(recipes.len() > 30, "{}", recipes.len());
+        for recipe in recipes {
+            let (same, changes) = recipe.with_sets("run.toml".into(), &[]).unwrap_or_else(|error| panic!("{error}"));
+            assert_eq!((&same, changes), (&recipe, Vec::new()), "{}", recipe.name);
+        }
     }
 
     #[test]

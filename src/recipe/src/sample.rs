@@ -3,7 +3,9 @@
 use camino::{Utf8Path, Utf8PathBuf};
 use serde::{Deserialize, Serialize};
 
-use crate::{ConditionKind, Layer, Model, Positions, Prompt, Recipe, RecipeError, SEGMENT_FRAMES, Task, UseEma};
+use crate::{
+    ConditionKind, Encode, Layer, Model, Positions, Prompt, Recipe, RecipeError, SEGMENT_FRAMES, Task, UseEma,
+};
 
 /// Video frames per latent frame, after the first, in every CogVideoX VAE. Before a run starts, the VAE's files are checked for it.
 pub const VIDEO_FRAMES: usize = 4;
@@ -185,6 +187,13 @@ impl SampleSpec {
     pub fn files(&self) -> impl Iterator<Item = &Utf8PathBuf> {
         let masked = self.masked.iter().flat_map(|masked| [&masked.video, &masked.mask]);
         self.image.iter().chain(&self.image_end).chain(masked)
+    }
+
+    /// Returns how frames are taken from the video of [`SampleSpec::masked`]: those that the VAE encodes to the latent frames of the sample,
+    /// from the start of the video, at the rate of the sample.
+    pub fn known_frames(&self) -> Encode {
+        let frames = (self.model.latent_frames - 1) * VIDEO_FRAMES + 1;
+        Encode { frames, fps: self.fps, ..Encode::default() }
     }
 
     /// Returns the prompt: the texts of the segments.

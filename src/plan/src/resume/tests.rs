@@ -64,9 +64,17 @@ fn keys_that_change_the_samples_need_fresh_data_and_keys_of_tensors_need_a_new_r
         let (code, fix) = refused(kind(ResumeKind::FreshData), set);
         assert_eq!((code, fix.contains("--weights-only")), (ErrorCode::InvalidArgument, true), "{set}: {fix}");
     }
+    let (code, fix) = refused(ResumeOptions::default(), "name=other");
+    assert_eq!((code, fix.contains("vidtui launch")), (ErrorCode::InvalidArgument, true));
     let new = plan_changed(&past, kind(ResumeKind::WeightsOnly), 2, &["optimizer.kind=prodigy"]).unwrap();
     assert!(new.is_new_run());
     assert_eq!(new.run.recipe().unwrap().optimizer.kind, recipe::OptimizerKind::Prodigy);
+}
+
+#[test]
+fn a_run_that_has_saved_nothing_may_change_its_samples() {
+    let plan = plan_changed(&self::past(5, &[]), ResumeOptions::default(), 2, &["train.global_batch=8"]).unwrap();
+    assert_eq!((plan.attempt.start_step, plan.run.recipe().unwrap().train.global_batch), (0, 8));
 }
 
 fn plan_with(past: &Past, options: ResumeOptions, ranks: usize) -> Result<LaunchPlan, Failure> {

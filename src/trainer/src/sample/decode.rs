@@ -8,7 +8,7 @@ use camino::Utf8Path;
 use dataset::{IMAGE, KNOWN, MASKED};
 use dit::family::Conditions;
 use encoders::{TileSize, Vae};
-use recipe::{ConditionKind, Encoders, MaskedVideo, Model, Recipe, SampleSpec, VIDEO_FRAMES};
+use recipe::{ConditionKind, Encoders, MaskedVideo, Model, Recipe, SampleSpec};
 use rundir::{ErrorCode, Failure};
 use tch::{Device, Kind, Tensor};
 use video::Frames;
@@ -98,8 +98,7 @@ const WHITE: u8 = 240;
 /// An image or the video cannot be read, or the video is too short.
 fn known_pixels(spec: &SampleSpec) -> Result<(Tensor, Tensor), Failure> {
     let [height, width] = [spec.height, spec.width].map(|size| size as i64);
-    // The frames that the VAE encodes to the latent frames of the sample.
-    let frames = (spec.model.latent_frames - 1) * VIDEO_FRAMES + 1;
+    let frames = spec.known_frames().frames;
     let shape = [1, frames as i64, 1, height, width];
     if let Some(MaskedVideo { video, mask }) = &spec.masked {
         let white = video::lanczos(&video::read_image(mask)?, spec.width, spec.height);
@@ -109,7 +108,7 @@ fn known_pixels(spec: &SampleSpec) -> Result<(Tensor, Tensor), Failure> {
             .map(|pixel| if pixel.iter().all(|value| *value >= WHITE) { 1.0 } else { 0.0 })
             .collect();
         let mask = Tensor::from_slice(&is_white).view([1, 1, 1, height, width]).expand(shape, false).contiguous();
-        return Ok((read_video(spec, video, frames)?, mask));
+        return Ok((read_video(spec, video)?, mask));
     }
     let mask = Tensor::ones(shape, (Kind::Float, Device::Cpu));
     let video = Tensor::zeros([1, 3, frames as i64, height, width], (Kind::Float, Device::Cpu));
@@ -123,14 +122,14 @@ fn known_pixels(spec: &SampleSpec) -> Result<(Tensor, Tensor), Failure> {
 
 /// Reads the first frames of a video at the rate and the size of a sample, `[1, 3, F, H, W]` between -1 and 1. Pictures with another
 /// aspect ratio are stretched, as VideoX-Fun does.
-fn read_video(spec: &SampleSpec, path: &Utf8Path, frames: usize) -> Result<Tensor, Failure> {
-    let encode = recipe::Encode { frames, fps: spec.fps, ..recipe::Encode::default() };
+fn read_video(spec: &SampleSpec, path: &Utf8Path) -> Result<Tensor, Failure> {
+    let choice = video::FrameChoice::of(&spec.known_frames());
     let programs = video::Programs::default();
     let source = programs.open(path)?.at_rate(Some(spec.fps));
-    let times = source.choose(&video::FrameChoice::of(&encode))?;
+    let times = source.choose(&choice)?;
     let picture = video::Picture { width: spec.width, height: spec.height, crop: recipe::CropMode::None, seed: 0 };
     let decoded = programs.decode(&source, &times, &picture)?;
-    let size = [1, frames, spec.height, spec.width, 3].map(|size| size as i64);
+    let size = [1, decoded.count, spec.height, spec.width, 3].map(|size| size as i64);
     Ok(Tensor::from_slice(&decoded.rgb).view(size).permute([0, 4, 1, 2, 3]).to_kind(Kind::Float) / 127.5 - 1.0)
 }
 

@@ -233,7 +233,8 @@ fn check_inputs(recipe: &Recipe, lines: &[String]) -> Result<Vec<String>, Comman
     files.difference(&videos).try_for_each(|image| video::read_image(image).map(drop))?;
     for spec in &specs {
         let Some(masked) = &spec.masked else { continue };
-        video::Programs::default().open(&masked.video)?.choose(&frames_of(spec))?;
+        let source = video::Programs::default().open(&masked.video)?.at_rate(Some(spec.fps));
+        source.choose(&video::FrameChoice::of(&spec.known_frames()))?;
     }
     let tokenizer = dataset::open_tokenizer(&recipe.encoders)?;
     let longest = specs.iter().map(|spec| spec.texts.iter().map(|text| tokenizer.count(text)).max().unwrap_or(0));
@@ -242,12 +243,6 @@ fn check_inputs(recipe: &Recipe, lines: &[String]) -> Result<Vec<String>, Comman
     Ok(cut
         .map(|(tokens, line)| format!("{line} has {tokens} tokens; the model reads {limit}, the rest is cut"))
         .collect())
-}
-
-/// Returns how frames are taken from the video that a sample changes: from its start, at the rate of the sample.
-fn frames_of(spec: &recipe::SampleSpec) -> video::FrameChoice {
-    let encode = recipe::Encode { frames: spec.frames, fps: spec.fps, ..recipe::Encode::default() };
-    video::FrameChoice::of(&encode)
 }
 
 /// Checks that the VAE, the text encoder and the tokenizer exist and match the model.

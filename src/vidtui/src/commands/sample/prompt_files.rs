@@ -89,7 +89,7 @@ fn malformed(file: &Utf8Path, error: &serde_json::Error) -> CommandError {
 /// Reads a prompt file, which must be UTF-8.
 fn read_text(file: &Utf8Path) -> Result<String, CommandError> {
     let bytes = std::fs::read(file).map_err(|error| rundir::Error::io("read", file, error))?;
-    String::from_utf8(bytes).map_err(|error| {
+    let text = String::from_utf8(bytes).map_err(|error| {
         let good = &error.as_bytes()[..error.utf8_error().valid_up_to()];
         let line = good.iter().filter(|&&byte| byte == b'\n').count() + 1;
         CommandError::request(Failure::new(
@@ -98,7 +98,9 @@ fn read_text(file: &Utf8Path) -> Result<String, CommandError> {
             format!("line {line} is not UTF-8"),
             format!("convert it, for example: iconv -f LATIN1 -t UTF-8 {file}"),
         ))
-    })
+    })?;
+    // Some editors begin files with a byte order mark.
+    Ok(text.strip_prefix('\u{feff}').map(str::to_owned).unwrap_or(text))
 }
 
 #[cfg(test)]
@@ -123,6 +125,12 @@ mod tests {
         let read = Prompt::parse(expected[0]).unwrap();
         assert_eq!(read.texts, ["a cat<end_scene>", "<start_scene>a dog", "it runs"]);
         assert_eq!(read.negative_texts(), ["", "blurry", ""]);
+    }
+
+    #[test]
+    fn a_byte_order_mark_is_not_a_part_of_the_first_prompt() {
+        assert_eq!(prompts("a.txt", "\u{feff}# a comment\na hare\n").unwrap(), ["a hare"]);
+        assert_eq!(prompts("a.json", "\u{feff}[[{\"text\": \"a hare\"}]]").unwrap(), ["a hare"]);
     }
 
     #[test]
