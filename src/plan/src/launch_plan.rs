@@ -201,7 +201,8 @@ impl Draft<'_> {
             }
         };
         let job_script = cx.target.pending_slurm().map(|_| job_script::script(dir, run, attempt, cx));
-        summary.extend(self.changes.iter().map(change_row));
+        // First, because a long plan does not fit on a small screen.
+        summary.splice(0..0, self.changes.iter().map(change_row));
         summary.extend(self.replaces.iter().map(|job| ("cancelled first".to_owned(), job.why.clone())));
         let warnings = plan.warnings.iter().cloned().chain(self.warnings).collect();
         LaunchPlan { summary, job_script, warnings, replaces: self.replaces, ..plan }
