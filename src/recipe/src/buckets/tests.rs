@@ -188,9 +188,68 @@ fn a_token_budget_has_fewer_frames_of_larger_sides() {
     assert_eq!(drawn(size(100, 400, 400)), ["49x256x256", "49x384x384"], "below 1.25 × 400");
     assert_eq!(drawn(size(31, 400, 400)), ["29x256x256", "29x384x384"]);
     assert_eq!(drawn(size(100, 1600, 1600)).len(), 7);
-    assert_eq!(drawn(size(1, 1600, 1600)), ["1x1024x1024"], "images have the largest side");
     let batch = |frames, side| buckets.batch_of(Bucket { frames, height: side, width: side });
     assert_eq!([batch(49, 512), batch(49, 256), batch(9, 256)], [None, Some(2), Some(4)]);
+}
+
+/// What VideoX-Fun's `collate_fn` (commit 804a4258, `random_hw_adapt`, token lengths) drew in 400 batches of each clip.
+#[test]
+fn sides_of_images_and_videos_are_drawn_as_videox_fun_draws_them() {
+    /// min_side and max_side, the clip, the drawn buckets in sorted order.
+    type Case<'a> = ([usize; 2], [usize; 3], &'a [&'a str]);
+    let cases: &[Case] = &[
+        ([512, 512], [1, 2000, 1500], &["1x576x448"]),
+        ([256, 1280], [1, 2000, 1500], &["1x1152x896", "1x1440x1120", "1x288x224", "1x720x560", "1x960x736"]),
+        ([256, 1280], [1, 480, 720], &["1x1040x1520", "1x208x304", "1x512x752", "1x688x1008", "1x832x1216"]),
+        ([256, 1024], [1, 2000, 1500], &["1x1152x896", "1x288x224", "1x576x448", "1x768x592", "1x912x704"]),
+        ([256, 1024], [1, 480, 720], &["1x208x304", "1x416x608", "1x544x800", "1x656x960", "1x832x1216"]),
+        ([256, 1280], [49, 512, 910], &["21x576x1008", "29x480x832", "49x192x336", "49x288x496", "49x384x672"]),
+        (
+            [256, 1280],
+            [49, 720, 1280],
+            &[
+                "13x768x1344",
+                "17x672x1168",
+                "21x576x1008",
+                "29x480x832",
+                "49x192x336",
+                "49x288x496",
+                "49x384x672",
+                "9x864x1504",
+            ],
+        ),
+        ([256, 1024], [30, 910, 512], &["21x1008x576", "29x336x192", "29x496x288", "29x672x384", "29x832x480"]),
+        ([256, 1024], [49, 600, 600], &["29x640x640", "49x256x256", "49x384x384", "49x512x512"]),
+        ([256, 1024], [49, 200, 300], &["49x208x304"]),
+    ];
+    for ([min, max], [frames, height, width], wanted) in cases {
+        let set = format!("data.buckets=[{{ frames = 49, side = 512, min_side = {min}, max_side = {max} }}]");
+        let buckets = recipe(&["data.bucket_rule=token_budget", &set]).unwrap().buckets().unwrap();
+        let mut drawn: Vec<String> =
+            (0..2000).map(|seed| assigned(&buckets, size(*frames, *height, *width), seed)).collect();
+        drawn.sort();
+        if *frames == 1 && min < max {
+            let first = drawn.iter().filter(|bucket| **bucket == format!("1x{}", largest(*max, *height))).count();
+            assert!(
+                (1420..1580).contains(&first),
+                "{first} of 2000 images of {max} have the largest side, expected 0.75"
+            );
+        }
+        drawn.dedup();
+        assert_eq!(drawn, *wanted, "{frames}x{height}x{width} in {min} to {max}");
+        let known: Vec<String> = buckets.all().iter().map(Bucket::to_string).collect();
+        assert!(drawn.iter().all(|bucket| known.contains(bucket) || *frames == 30), "a bucket of the plan is missing");
+    }
+}
+
+/// Returns the largest size of the two recorded images.
+fn largest(max_side: usize, height: usize) -> &'static str {
+    match (max_side, height) {
+        (1280, 2000) => "1440x1120",
+        (1280, _) => "1040x1520",
+        (_, 2000) => "1152x896",
+        _ => "832x1216",
+    }
 }
 
 #[test]

@@ -12,6 +12,8 @@ pub(super) struct TokenBudget {
     frames: usize,
     side: usize,
     sides: Vec<usize>,
+    /// The sides of images. An image has the first with the probability [`FIRST_IMAGE_SIDE`]; the others share the rest.
+    image_sides: Vec<f64>,
     random_ratio: bool,
     random_frames: bool,
     tile: bool,
@@ -38,6 +40,11 @@ const RATIOS: [(f64, f64); 15] = [
     (2.0, 2.0),
     (2.4, 1.0),
 ];
+/// The numbers by which `max_side` is divided for images, by the smallest `max_side` that has them.
+const IMAGE_DIVISORS: [(usize, &[f64]); 4] =
+    [(1536, &[1.0, 1.25, 1.5, 2.0, 2.5, 3.0]), (1024, &[1.0, 1.25, 1.5, 2.0]), (768, &[1.0, 1.25, 1.5]), (512, &[1.0])];
+/// The probability that an image has the largest side.
+const FIRST_IMAGE_SIDE: f64 = 0.75;
 /// The probability that `random_frames` keeps all frames.
 const ALL_FRAMES: f64 = 0.9;
 
@@ -68,6 +75,7 @@ impl TokenBudget {
             frames: spec.frames,
             side,
             sides,
+            image_sides: image_sides(min, max),
             random_ratio: spec.random_ratio,
             random_frames: spec.random_frames,
             tile: spec.tile,
@@ -85,12 +93,12 @@ impl TokenBudget {
         (self.pixels() / (side * side)).min(self.frames) / VIDEO_FRAMES * VIDEO_FRAMES + 1
     }
 
-    /// Returns the buckets of all sides, each with the maximum number of frames, and those of images: one frame of the largest side.
+    /// Returns the buckets of all sides of videos, each with the maximum number of frames, and those of images.
     pub fn all(&self) -> impl Iterator<Item = (Bucket, Option<usize>)> {
-        let largest = self.sides.last().map(|side| (*side, 1));
-        let lengths = self.sides.iter().map(|side| (*side, self.frames_at(*side))).chain(largest);
-        lengths.flat_map(move |(side, frames)| {
-            aspect::fun_512(side as f64 / 512.0).into_iter().map(move |(_, [height, width])| {
+        let videos = self.sides.iter().map(|side| (*side as f64, self.frames_at(*side)));
+        let images = self.image_sides.iter().map(|side| (*side, 1));
+        videos.chain(images).flat_map(move |(side, frames)| {
+            aspect::fun_512(side / 512.0).into_iter().map(move |(_, [height, width])| {
                 let bucket = Bucket { frames, height, width }.rounded();
                 (bucket, self.batch_of(bucket))
             })
@@ -113,25 +121,58 @@ impl TokenBudget {
         }
     }
 
-    /// Draws side, ratio and frames for a clip, in this order. An image has the largest side.
+    /// Draws side, ratio and frames for a clip, in this order.
     pub fn assign(&self, clip: ClipSize, seed: u64) -> Bucket {
         let mut draws = Draws::new(seed);
-        let mean = (clip.height + clip.width) as f64 / 2.0;
-        let fitting: Vec<usize> = self.sides.iter().copied().filter(|side| (*side as f64) < 1.25 * mean).collect();
-        let choice = if fitting.is_empty() { &self.sides } else { &fitting };
-        let side = if clip.frames == 1 { self.sides[self.sides.len() - 1] } else { choice[draws.index(choice.len())] };
-        let aspects = aspect::fun_512(side as f64 / 512.0);
+        let (side, most_frames) = match clip.frames {
+            1 => (self.image_side(&mut draws), 1),
+            frames => {
+                let side = self.video_side(clip, &mut draws);
+                (side as f64, frames.min(self.frames_at(side)))
+            }
+        };
+        let aspects = aspect::fun_512(side / 512.0);
         let [height, width] = match self.random_ratio {
             true => aspect::nearest_ratio(&aspects, weighted(&mut draws)),
             false => aspect::nearest(&aspects, clip.height, clip.width),
         };
-        let most = whole_frames(clip.frames.min(self.frames_at(side)));
+        let most = whole_frames(most_frames);
         let frames = match self.random_frames && most > 1 && draws.uniform() >= ALL_FRAMES {
             // 5, 9, … up to the largest candidate below `most`.
             true if most > VIDEO_FRAMES + 1 => VIDEO_FRAMES * (1 + draws.index(most / VIDEO_FRAMES - 1)) + 1,
             _ => most,
         };
         Bucket { frames, height, width }.rounded()
+    }
+
+    /// Draws one of the sides that are less than 1.25 times the mean side of the clip; one of all sides if there is none.
+    fn video_side(&self, clip: ClipSize, draws: &mut Draws) -> usize {
+        let mean = (clip.height + clip.width) as f64 / 2.0;
+        let fitting: Vec<usize> = self.sides.iter().copied().filter(|side| (*side as f64) < 1.25 * mean).collect();
+        let choice = if fitting.is_empty() { &self.sides } else { &fitting };
+        choice[draws.index(choice.len())]
+    }
+
+    /// Draws the side of an image, whatever its size: images may be enlarged.
+    fn image_side(&self, draws: &mut Draws) -> f64 {
+        match &self.image_sides[..] {
+            [only] => *only,
+            [first, ..] if draws.uniform() < FIRST_IMAGE_SIDE => *first,
+            [_, others @ ..] => others[draws.index(others.len())],
+            [] => unreachable!("image_sides has at least one side"),
+        }
+    }
+}
+
+/// Returns the sides of images: those of VideoX-Fun's `get_random_downsample_ratio` if sides are drawn, otherwise the only one.
+///
+/// Source: VideoX-Fun `scripts/cogvideox_fun/train.py`, `random_hw_adapt`.
+fn image_sides(min: usize, max: usize) -> Vec<f64> {
+    let divisors = IMAGE_DIVISORS.iter().find(|(side, _)| max >= *side && min < max).map(|(_, divisors)| *divisors);
+    match divisors {
+        None => vec![max as f64],
+        // The last one may be equal to one before it, which then has twice the probability.
+        Some(divisors) => divisors.iter().map(|divisor| max as f64 / divisor).chain([min as f64]).collect(),
     }
 }
 
