@@ -10,6 +10,7 @@ use rundir::{
 use safetensors::tensor::TensorView;
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::Write;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -514,6 +515,12 @@ impl SmallDisk {
 }
 
 impl SmallDisk {
+    /// Fills the file system to its last byte.
+    pub fn fill(&self) {
+        let mut file = fs::File::create(self.path.join("ballast")).unwrap();
+        while file.write_all(&[1; 4096]).is_ok() {}
+    }
+
     /// Enlarges the file system, as if a user freed space.
     pub fn grow(&self) {
         let options = "remount,size=50m,nr_inodes=1000";

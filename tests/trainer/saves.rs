@@ -1,8 +1,9 @@
 //! Tests of checkpoints after crashes, damage and full disks: a resume finds the newest complete checkpoint, and gives
 //! the losses of a run without faults.
 
-use crate::harness::{RunUnderTest, Running, Scene, SmallDisk, latest, losses};
+use crate::harness::{NODE, RunUnderTest, Running, Scene, SmallDisk, latest, losses};
 use camino::Utf8Path;
+use cluster::NodeId;
 use rundir::{Checkpoint, CheckpointEntry, ErrorCode, Event, EventKind, LineAppender, RequestSource, step_checkpoints};
 
 const SAVES: [&str; 6] = [
@@ -251,15 +252,59 @@ fn a_run_continues_after_a_save_on_a_full_disk_and_saves_again() {
 }
 
 #[test]
-fn a_run_whose_last_save_fails_exits_with_an_error() {
+fn a_run_whose_last_save_fails_waits_for_room_and_saves_then() {
     let scene = Scene::new();
     let Some(disk) = SmallDisk::mount(&scene, "size=300k") else {
         eprintln!("skipped: a small disk cannot be mounted here (needs root)");
         return;
     };
-    let (run, outputs) = scene.launch_in(&disk.path, "full", &[1, 2], &["train.steps=3"]).wait();
-    assert!(outputs.iter().all(|o| !o.status.success()));
-    assert_eq!((failed_saves(&run), latest(&run.dir)), (1, None));
+    let mut running = scene.launch_in(&disk.path, "full", &[1, 2], &["train.steps=3"]);
+    running.wait_for("a failed save", |run| failed_saves(run) > 0);
+    disk.grow();
+    let run = running.finish();
+    assert_eq!(latest(&run.dir).unwrap().step, 3);
+}
+
+#[test]
+fn a_run_that_cannot_save_when_it_is_stopped_trains_on_and_stops_once_there_is_room() {
+    let scene = Scene::new();
+    let Some(disk) = SmallDisk::mount(&scene, "size=300k") else {
+        eprintln!("skipped: a small disk cannot be mounted here (needs root)");
+        return;
+    };
+    let mut running = scene.launch_in(&disk.path, "stopped", &[1, 2], &["train.steps=100000"]);
+    running.wait_for_step(2);
+    running.signal(0, "TERM");
+    running.wait_for("a failed save", |run| failed_saves(run) > 0);
+    let step = running.run.samples().last().unwrap().step;
+    running.wait_for_step(step + 2);
+    disk.grow();
+    let run = running.finish();
+    let stopping = |kind: &EventKind| matches!(kind, EventKind::Stopping { .. });
+    assert_eq!(run.events().iter().filter(|event| stopping(&event.kind)).count(), 1);
+    assert_eq!(latest(&run.dir).unwrap().step, run.samples().last().unwrap().step);
+}
+
+#[test]
+fn metrics_of_a_full_disk_are_written_when_there_is_room() {
+    let scene = Scene::new();
+    let Some(disk) = SmallDisk::mount(&scene, "size=300k") else {
+        eprintln!("skipped: a small disk cannot be mounted here (needs root)");
+        return;
+    };
+    let mut running = scene.launch_in(&disk.path, "metrics", &[1, 2], &["train.steps=100000", "log.interval=1"]);
+    running.wait_for_step(2);
+    disk.fill();
+    running.wait_for("a heartbeat with lines that wait", |run| {
+        let node = NodeId::new(NODE).unwrap();
+        run.dir.read_heartbeat(&node, 1, 0).is_some_and(|beat| beat.unwritten.is_some_and(|waits| waits.lines > 1))
+    });
+    disk.grow();
+    let step = running.run.samples().last().unwrap().step;
+    running.wait_for_step(step + 20);
+    running.signal(0, "TERM");
+    let steps: Vec<u64> = running.finish().samples().iter().map(|sample| sample.step).collect();
+    assert_eq!(steps, (1..=steps.len() as u64).collect::<Vec<_>>(), "no step is missing, and each is there once");
 }
 
 #[test]

@@ -101,10 +101,12 @@ pub(crate) fn of_finding(run: &Run, attempt: u32, step: Option<u64>, finding: &F
     let kind = match finding.rule {
         Rule::Stalled => AlertKind::Stalled,
         Rule::NotFinite => AlertKind::NotFinite,
-        Rule::DiskFilling => AlertKind::DiskLow,
+        Rule::DiskFilling | Rule::Unwritten => AlertKind::DiskLow,
         _ => return None,
     };
     let parts = Parts { fix: finding.fix.clone(), ..Parts::new(kind, finding.sentence()) };
+    // A disk that was low an hour ago and is full now raises a second alert.
+    let parts = if finding.rule == Rule::Unwritten { parts.subject("unwritten") } else { parts };
     Some(parts.alert(run, attempt, step, finding.since_s.unwrap_or(now_s), now_s))
 }
 

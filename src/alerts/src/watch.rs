@@ -110,6 +110,7 @@ impl Watch {
         facts.alive = Liveness::Alive;
         facts.stopping = self.run.stop_request().is_some();
         facts.see_newest(self.newest.newest(&self.run, self.nodes.iter().map(|node| &node.evidence.node))?);
+        facts.see_heartbeat(&self.run);
         Ok(facts)
     }
 

@@ -75,6 +75,7 @@ pub enum Rule {
     Xid,
     NotFinite,
     LossSpike,
+    Unwritten,
     DiskFilling,
     CheckpointFailed,
     CheckpointDamaged,

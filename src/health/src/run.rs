@@ -1,6 +1,6 @@
 //! Rules for the files that a run writes: steps, losses, checkpoints.
 
-use rundir::{Event, EventKind, MetricSample};
+use rundir::{ErrorCode, Event, EventKind, MetricSample, Unwritten};
 use runstate::{Load, RunState};
 
 use super::spikes::{Level, WINDOW, median};
@@ -30,6 +30,7 @@ pub fn findings(evidence: &Evidence<'_>) -> Vec<Finding> {
         slow_start,
         not_finite,
         loss_spike,
+        unwritten,
         disk,
         checkpoint_failed,
         checkpoint_damaged,
@@ -177,6 +178,23 @@ fn loss_spike(evidence: &Evidence<'_>) -> Option<Finding> {
     Some(Finding::new(Rule::LossSpike, Urgency::Look, Subject::Run, saw, fix).since(first.t))
 }
 
+/// Finds metrics and events that cannot be written. Rank 0 reports them in its heartbeat, which needs no space.
+fn unwritten(evidence: &Evidence<'_>) -> Option<Finding> {
+    let unwritten = evidence.facts.unwritten.as_ref().filter(|_| !evidence.state.is_end())?;
+    let Unwritten { since_s, path, why, lines, lost, .. } = unwritten;
+    let (what, fix) = match unwritten.code {
+        ErrorCode::DiskFull => {
+            ("the disk of the run is full", format!("free some space on the disk that holds {path}"))
+        }
+        _ => ("metrics cannot be written", format!("check {path} and its disk")),
+    };
+    let lost = if *lost > 0 { format!(", {} are lost", counted(*lost as usize, "line")) } else { String::new() };
+    let saw =
+        format!("{what} ({why}); {} of metrics and events wait in memory{lost}", counted(*lines as usize, "line"));
+    let fix = format!("{fix}: training continues, and they are written when that is possible");
+    Some(Finding::new(Rule::Unwritten, Urgency::Act, Subject::Run, saw, fix).since(*since_s))
+}
+
 fn disk(evidence: &Evidence<'_>) -> Option<Finding> {
     let disk = evidence.disk.filter(|disk| disk.checkpoint_bytes > 0)?;
     let room = disk.free_bytes / disk.checkpoint_bytes;
@@ -201,8 +219,14 @@ fn checkpoint_failed(evidence: &Evidence<'_>) -> Option<Finding> {
         EventKind::CheckpointSaved { .. } => Some(None),
         _ => None,
     });
-    let (t, failure) = newest.flatten()?;
-    let saw = format!("{}: {}", failure.what, failure.why);
+    // The heartbeat has it at once, even if the event cannot be written.
+    let in_heartbeat = evidence.facts.failed_save.as_ref().filter(|_| !evidence.state.is_end());
+    let (t, failure) = in_heartbeat.map(|failed| (failed.t, &failed.failure)).or(newest.flatten())?;
+    let then = match evidence.state {
+        RunState::Stopping => "; the run cannot stop without losing steps, so it goes on and tries again",
+        _ => "",
+    };
+    let saw = format!("{}: {}{then}", failure.what, failure.why);
     Some(Finding::new(Rule::CheckpointFailed, Urgency::Act, Subject::Run, saw, failure.fix.clone()).since(t))
 }
 

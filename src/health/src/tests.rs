@@ -3,7 +3,7 @@
 use cluster::nvidia_smi::SmiError;
 use cluster::probe::{Frame, HostSample};
 use cluster::{Absent, Reading, ThrottleReasons, Xid, XidAt};
-use rundir::{EventKind, Failure, History, RunId};
+use rundir::{ErrorCode, EventKind, Failure, History, RunId};
 use runstate::{Liveness, Load, derive};
 
 use super::*;
@@ -533,6 +533,32 @@ fn a_spike_is_measured_by_the_recipe_and_not_reported_at_zero() {
         case.spike = spike;
         assert_eq!(case.rules(), expected, "{spike}");
     }
+}
+
+#[test]
+fn a_full_disk_and_a_stop_that_cannot_save_are_found_from_the_heartbeat() {
+    let mut case = Case::new();
+    case.facts.unwritten = Some(rundir::Unwritten {
+        since_s: 30.0,
+        path: "/runs/a/metrics.jsonl".into(),
+        code: ErrorCode::DiskFull,
+        why: "No space left on device".into(),
+        lines: 37,
+        lost: 0,
+    });
+    let failure = Failure::new(ErrorCode::DiskFull, "cannot save", "it needs 2 GB", "free some space");
+    case.facts.failed_save = Some(rundir::FailedSave { t: 40.0, step: 60, failure });
+    case.state = RunState::Stopping;
+    let found = case.findings();
+    let of = |rule| found.iter().find(|found| found.rule == rule).unwrap();
+    let full = of(Rule::Unwritten);
+    assert_eq!((full.urgency, full.since_s), (Urgency::Act, Some(30.0)));
+    assert!(full.saw.contains("is full") && full.saw.contains("37 lines"), "{}", full.saw);
+    let save = of(Rule::CheckpointFailed);
+    assert_eq!(save.since_s, Some(40.0));
+    assert!(save.saw.contains("it goes on and tries again"), "{}", save.saw);
+    case.state = RunState::Stopped;
+    assert!(case.findings().iter().all(|found| ![Rule::Unwritten, Rule::CheckpointFailed].contains(&found.rule)));
 }
 
 #[test]

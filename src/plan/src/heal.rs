@@ -102,6 +102,7 @@ fn would_repeat(code: ErrorCode) -> bool {
             | ErrorCode::NotFound
             | ErrorCode::PermissionDenied
             | ErrorCode::DiskFull
+            | ErrorCode::FileTooLarge
             | ErrorCode::Malformed
             | ErrorCode::NewerFormat
             | ErrorCode::OutOfMemory

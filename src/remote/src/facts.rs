@@ -111,6 +111,9 @@ pub(crate) fn read(
     facts.stopping = stop.is_some();
     facts.stops_for_good = stop == Some(Stop::ForGood);
     facts.see_newest(following.newest(dir, nodes(&attempt))?);
+    if facts.alive != Liveness::Dead {
+        facts.see_heartbeat(dir);
+    }
     for node in nodes(&attempt) {
         facts.exits.extend(dir.read_exit(node, attempt.number)?);
     }

@@ -1,21 +1,31 @@
 //! Appends lines to a file, each with one write.
 
+use crate::unwritten;
 use camino::{Utf8Path, Utf8PathBuf};
 use serde::Serialize;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom, Write};
 use std::os::unix::fs::FileExt;
 
+/// The most bytes of lines that an appender keeps while they cannot be written.
+const KEEP: usize = 16 << 20;
+
 /// Appends whole lines to a file, each with one write, so that a reader sees a partial line only while a write is in
 /// progress.
 ///
 /// A writer that is killed in the middle of a line leaves a torn line. The next writer ends it with a newline, and
 /// readers report it as a [`crate::BadLine`].
+///
+/// Lines that cannot be written, for instance on a full disk, are kept in memory and written by a later call.
+/// [`unwritten`](crate::unwritten()) returns how many there are in this process.
 #[derive(Debug)]
 pub struct LineAppender {
     path: Utf8PathBuf,
     file: File,
-    buffer: Vec<u8>,
+    /// Lines that are not written yet. The first of them may be written in part; `torn` is then true.
+    kept: Vec<u8>,
+    /// Lines that were dropped, because [`KEEP`] bytes were kept already.
+    lost: u64,
     torn: bool,
 }
 
@@ -31,7 +41,7 @@ impl LineAppender {
         if len > 0 {
             file.read_exact_at(&mut last, len - 1)?;
         }
-        Ok(Self { path: path.to_owned(), file, buffer: Vec::new(), torn: last != [b'\n'] })
+        Ok(Self { path: path.to_owned(), file, kept: Vec::new(), lost: 0, torn: last != [b'\n'] })
     }
 
     /// Returns the path of the file.
@@ -39,21 +49,66 @@ impl LineAppender {
         &self.path
     }
 
-    /// Appends a value as one line of JSON.
+    /// Appends a value as one line of JSON, after the lines that an earlier call could not write.
     ///
     /// # Errors
-    /// When writing fails, for instance on a full disk. The next value still begins on a new line.
+    /// When writing fails, for instance on a full disk. A later call of this or of [`LineAppender::retry`] writes the
+    /// line. If 16 MiB are kept already, the line is lost.
     pub fn append<T: Serialize>(&mut self, value: &T) -> io::Result<()> {
-        self.buffer.clear();
-        if self.torn {
-            self.buffer.push(b'\n');
+        let before = self.kept.len();
+        serde_json::to_writer(&mut self.kept, value)?;
+        self.kept.push(b'\n');
+        if before > 0 && self.kept.len() > KEEP {
+            self.kept.truncate(before);
+            self.lost += 1;
         }
-        serde_json::to_writer(&mut self.buffer, value)?;
-        self.buffer.push(b'\n');
-        self.torn = true;
-        self.file.write_all(&self.buffer)?;
-        self.torn = false;
-        Ok(())
+        self.retry()
+    }
+
+    /// Writes the lines that earlier calls could not write.
+    ///
+    /// # Errors
+    /// When writing fails again.
+    pub fn retry(&mut self) -> io::Result<()> {
+        if self.kept.is_empty() {
+            return Ok(());
+        }
+        let result = self.write_kept();
+        let lines = memchr::memchr_iter(b'\n', &self.kept).count() as u64;
+        unwritten::record(&self.path, result.as_ref().err(), lines, self.lost);
+        result
+    }
+
+    /// Writes as much as possible. Removes whole lines that are written.
+    fn write_kept(&mut self) -> io::Result<()> {
+        if self.torn {
+            self.file.write_all(b"\n")?;
+            self.torn = false;
+        }
+        let mut at = 0;
+        let result = loop {
+            match self.file.write(&self.kept[at..]) {
+                Ok(0) => break Err(io::ErrorKind::WriteZero.into()),
+                Ok(count) => at += count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => break Err(error),
+            }
+            if at == self.kept.len() {
+                break Ok(());
+            }
+        };
+        let whole = memchr::memrchr(b'\n', &self.kept[..at]).map_or(0, |end| end + 1);
+        self.torn = at > whole;
+        self.kept.drain(..whole);
+        result
+    }
+}
+
+impl Drop for LineAppender {
+    fn drop(&mut self) {
+        if self.retry().is_err() {
+            unwritten::forget(&self.path);
+        }
     }
 }
 
@@ -94,6 +149,46 @@ mod tests {
         let Ok(mut full) = LineAppender::open("/dev/full".into()) else { return };
         let error = full.append(&1).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::StorageFull);
-        assert!(full.torn, "the next line must begin on a line of its own");
+        full.append(&2).unwrap_err();
+        let waiting = unwritten::files()[full.path()].clone();
+        assert_eq!((waiting.lines, waiting.lost, waiting.path.as_str()), (2, 0, "/dev/full"));
+        assert!(waiting.why.contains("No space left"), "{waiting:?}");
+        drop(full);
+        assert!(!unwritten::files().contains_key(Utf8Path::new("/dev/full")));
+    }
+
+    #[test]
+    fn lines_that_could_not_be_written_are_written_later_in_their_order() {
+        let (_keep, run) = temp();
+        let mut file = LineAppender::open(&run.metrics()).unwrap();
+        let real = std::mem::replace(&mut file.file, OpenOptions::new().write(true).open("/dev/full").unwrap());
+        file.append(&1).unwrap_err();
+        file.append(&2).unwrap_err();
+        file.file = real;
+        file.append(&3).unwrap();
+        assert_eq!(fs::read_to_string(run.metrics()).unwrap(), "1\n2\n3\n");
+        file.append(&4).unwrap();
+        assert_eq!(fs::read_to_string(run.metrics()).unwrap(), "1\n2\n3\n4\n");
+    }
+
+    #[test]
+    fn a_line_that_was_written_in_part_is_written_again_on_a_line_of_its_own() {
+        let (_keep, run) = temp();
+        let mut file = LineAppender::open(&run.metrics()).unwrap();
+        (file.kept, file.torn) = (b"\"second\"\n".to_vec(), true);
+        fs::write(run.metrics(), "\"first\"\n\"sec").unwrap();
+        file.append(&3).unwrap();
+        assert_eq!(fs::read_to_string(run.metrics()).unwrap(), "\"first\"\n\"sec\n\"second\"\n3\n");
+    }
+
+    #[test]
+    fn a_bounded_number_of_lines_is_kept_and_the_others_are_counted() {
+        let Ok(mut full) = LineAppender::open("/dev/./full".into()) else { return };
+        let long = "x".repeat(KEEP / 2);
+        for _ in 0..4 {
+            full.append(&long).unwrap_err();
+        }
+        assert!(full.kept.len() <= KEEP);
+        assert_eq!(full.lost, 3);
     }
 }

@@ -33,6 +33,8 @@ pub enum ErrorCode {
     PermissionDenied,
     /// A disk has too little space.
     DiskFull,
+    /// A file would exceed the limit of file sizes of the process (`ulimit -f`) or of the file system.
+    FileTooLarge,
     /// A file does not have the expected format.
     Malformed,
     /// A file was written by a newer version.
@@ -222,8 +224,8 @@ impl ErrorCode {
     /// Returns the code of an IO error.
     pub fn of_io(error: &io::Error) -> Self {
         match error.kind() {
-            // `FileTooLarge` is a limit of the user or of the file system on the size of a file.
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => Self::DiskFull,
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Self::DiskFull,
+            io::ErrorKind::FileTooLarge => Self::FileTooLarge,
             io::ErrorKind::PermissionDenied => Self::PermissionDenied,
             io::ErrorKind::NotFound => Self::NotFound,
             io::ErrorKind::AlreadyExists => Self::AlreadyExists,

@@ -254,6 +254,19 @@ impl From<RecipeError> for Failure {
     }
 }
 
+/// Returns how to make room for a file that could not be written because of a full disk, a quota or a limit ([`ErrorCode::DiskFull`], [`ErrorCode::FileTooLarge`]).
+pub fn room_for(error: &io::Error, path: &Utf8Path) -> String {
+    match error.kind() {
+        io::ErrorKind::FileTooLarge => {
+            "a limit on the size of files is set (ulimit -f): raise it in the shell or job that starts the run".into()
+        }
+        io::ErrorKind::QuotaExceeded => {
+            format!("your quota on the disk that holds {path} is used up: delete files of yours, or see: quota")
+        }
+        _ => format!("free some space on the disk that holds {path}"),
+    }
+}
+
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         let split = |code, what: String, why: String, fix: String| Failure::new(code, what, why, fix);
@@ -261,8 +274,16 @@ impl From<Error> for Failure {
             Error::Io { action, path, source } => {
                 let code = ErrorCode::of_io(&source);
                 let fix = match source.kind() {
-                    _ if code == ErrorCode::DiskFull => {
-                        format!("free some space on the disk that holds {path}")
+                    _ if [ErrorCode::DiskFull, ErrorCode::FileTooLarge].contains(&code) => room_for(&source, &path),
+                    io::ErrorKind::ReadOnlyFilesystem => {
+                        format!(
+                            "its file system is read-only, often after an error of the disk: ask who runs it, or see: findmnt --target {path}"
+                        )
+                    }
+                    io::ErrorKind::StaleNetworkFileHandle => {
+                        format!(
+                            "its network file system was exported or mounted again: open a new shell on the node, or see: findmnt --target {path}"
+                        )
                     }
                     io::ErrorKind::PermissionDenied => {
                         format!("check the owner and permissions of {path}: ls -ld {path}")

@@ -1,11 +1,12 @@
 //! The files in which a rank reports its step and phase, and the collectives that it waits for.
 
-use crate::{Error, RunDir, SCHEMA};
+use crate::{Error, Failure, RunDir, SCHEMA, Unwritten};
 use camino::{Utf8Path, Utf8PathBuf};
 use cluster::NodeId;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use std::fs;
+use std::os::unix::fs::FileExt;
+use std::{fs, io};
 
 /// The seconds between the heartbeats of a rank.
 pub const HEARTBEAT_EVERY_S: f64 = 5.0;
@@ -25,6 +26,23 @@ pub struct Heartbeat {
     pub phase: String,
     /// When the phase began, Unix seconds.
     pub phase_t: f64,
+    /// The lines of metrics and events that this rank could not write yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unwritten: Option<Unwritten>,
+    /// The newest save, if it failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failed_save: Option<FailedSave>,
+}
+
+/// A checkpoint that could not be saved.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct FailedSave {
+    /// When, Unix seconds.
+    pub t: f64,
+    /// The step.
+    pub step: u64,
+    /// Why.
+    pub failure: Failure,
 }
 
 /// The collectives of one rank. The rank replaces the file once a minute while it stays in the same phase.
@@ -107,12 +125,22 @@ fn read<T: DeserializeOwned>(path: &Utf8Path) -> Option<T> {
     serde_json::from_slice(&fs::read(path).ok()?).ok()
 }
 
-/// Replaces a file, so that a reader sees the whole old or the whole new content.
+/// Replaces a file, so that a reader sees the whole old or the whole new content. If the disk has no room for the new file, overwrites the
+/// old one, which needs none; a reader may then see a mixture, which is no JSON.
 fn replace<T: Serialize>(path: &Utf8Path, value: &T) -> Result<(), Error> {
     let text =
         serde_json::to_vec(value).map_err(|e| Error::malformed(path, format!("the value has no JSON form: {e}")))?;
     let new = Utf8PathBuf::from(format!("{path}.new"));
-    fs::write(&new, text).and_then(|()| fs::rename(&new, path)).map_err(|error| Error::io("write", path, error))
+    let replaced = fs::write(&new, &text).and_then(|()| fs::rename(&new, path));
+    replaced.or_else(|error| overwrite(path, text).map_err(|_| Error::io("write", path, error)))
+}
+
+/// Overwrites a file with a text and spaces up to the old length.
+fn overwrite(path: &Utf8Path, mut text: Vec<u8>) -> io::Result<()> {
+    let file = fs::OpenOptions::new().write(true).open(path)?;
+    let old = usize::try_from(file.metadata()?.len()).unwrap_or(0);
+    text.resize(text.len().max(old), b' ');
+    file.write_all_at(&text, 0)
 }
 
 #[cfg(test)]
@@ -126,13 +154,54 @@ mod tests {
         let node = node("ml-1");
         fs::create_dir_all(run.node_dir(&node)).unwrap();
         assert_eq!(run.read_heartbeat(&node, 1, 3), None);
-        let beat = |v, step| Heartbeat { v, rank: 3, t: 2.5, step, phase: "backward".into(), phase_t: 1.5 };
+        let beat = |v, step| Heartbeat {
+            v,
+            rank: 3,
+            t: 2.5,
+            step,
+            phase: "backward".into(),
+            phase_t: 1.5,
+            unwritten: None,
+            failed_save: None,
+        };
         for step in [1, 2] {
             run.write_heartbeat(&node, 1, &beat(SCHEMA, step)).unwrap();
             assert_eq!(run.read_heartbeat(&node, 1, 3), Some(beat(SCHEMA, step)));
         }
         run.write_heartbeat(&node, 1, &beat(SCHEMA + 1, 3)).unwrap();
         assert_eq!(run.read_heartbeat(&node, 1, 3), None);
+    }
+
+    #[test]
+    fn a_heartbeat_is_overwritten_if_there_is_no_room_for_a_new_file() {
+        let (_keep, run) = temp();
+        let node = node("ml-1");
+        fs::create_dir_all(run.node_dir(&node)).unwrap();
+        let why = Unwritten {
+            since_s: 1.0,
+            path: "metrics.jsonl".into(),
+            code: crate::ErrorCode::DiskFull,
+            why: "full".repeat(99),
+            lines: 2,
+            lost: 0,
+        };
+        let beat = |step, unwritten| Heartbeat {
+            v: SCHEMA,
+            rank: 3,
+            t: 2.5,
+            step,
+            phase: "backward".into(),
+            phase_t: 1.5,
+            unwritten,
+            failed_save: None,
+        };
+        run.write_heartbeat(&node, 1, &beat(1, None)).unwrap();
+        // A folder in the place of the new file stands in for a full disk.
+        fs::create_dir(format!("{}.new", run.heartbeat(&node, 1, 3))).unwrap();
+        for (step, unwritten) in [(2, Some(why)), (3, None)] {
+            run.write_heartbeat(&node, 1, &beat(step, unwritten.clone())).unwrap();
+            assert_eq!(run.read_heartbeat(&node, 1, 3), Some(beat(step, unwritten)));
+        }
     }
 
     #[test]

@@ -19,6 +19,7 @@ mod append;
 mod attempt;
 mod checkpoint;
 mod command;
+mod diagnostics;
 mod environment;
 mod error_code;
 mod events;
@@ -50,6 +51,7 @@ mod stop;
 mod summed_file;
 mod tail;
 mod tensor_box;
+mod unwritten;
 mod whole_folder;
 
 pub use alert::{Alert, AlertKind, AlertLine, AlertReader, AlertState, AlertWriter, Mute, NotSent};
@@ -60,13 +62,14 @@ pub use checkpoint::{
     model_section, xxh3_hex,
 };
 pub use command::{CommandPlace, command_folder, command_output, command_ranks, command_template, command_words};
+pub use diagnostics::write_diagnostic;
 pub use environment::{GpuModel, NodeEnvironment};
 pub use error_code::ErrorCode;
 pub use events::{Event, EventKind, read_events};
-pub use failure::{Cause, Error, Failure, is_no_answer};
+pub use failure::{Cause, Error, Failure, is_no_answer, room_for};
 pub use files::{Versioned, is_exposed, read_toml, user_folder, write_atomic, write_private, write_toml};
 pub use healer::{Healer, HealerLock};
-pub use heartbeat::{GroupCollectives, HEARTBEAT_EVERY_S, Heartbeat, RankCollectives, WaitingCollective};
+pub use heartbeat::{FailedSave, GroupCollectives, HEARTBEAT_EVERY_S, Heartbeat, RankCollectives, WaitingCollective};
 pub use history::{History, median_step_s};
 pub use id::RunId;
 pub use items::{EncodeStageCount, EncodeStages, ItemCounts, ItemsSample, QueueReady, RankProgress};
@@ -92,6 +95,7 @@ pub use stop::Stop;
 pub use summed_file::SummedFile;
 pub use tail::{NewLines, Tail};
 pub use tensor_box::{Overlap, TensorBox};
+pub use unwritten::{Unwritten, unwritten};
 pub use whole_folder::WholeFolder;
 
 use std::time::{SystemTime, UNIX_EPOCH};

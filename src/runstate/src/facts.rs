@@ -4,7 +4,9 @@ use crate::Newest;
 use cluster::NodeId;
 use cluster::slurm::JobStatus;
 use recipe::Task;
-use rundir::{Attempt, Event, EventKind, ExitFile, ExitReason, Failure, History, MetricSample, Run};
+use rundir::{
+    Attempt, Event, EventKind, ExitFile, ExitReason, FailedSave, Failure, History, MetricSample, Run, RunDir, Unwritten,
+};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::time::Duration;
@@ -130,6 +132,10 @@ pub struct RunFacts {
     pub evaluating_since: Option<f64>,
     /// The state of its Slurm job, if it has one.
     pub job: Option<JobStatus>,
+    /// The metrics and events that rank 0 cannot write, for instance because the disk is full.
+    pub unwritten: Option<Unwritten>,
+    /// The newest save of rank 0, if it failed.
+    pub failed_save: Option<FailedSave>,
     /// The newest logged steps and events of all attempts, from which most fields were read.
     pub newest: Arc<Newest>,
 }
@@ -218,6 +224,19 @@ impl RunFacts {
         self.median_step_s = history.median_step_s();
         if let [.., before, last] = history.effective() {
             self.steps_per_line = last.step - before.step;
+        }
+    }
+
+    /// Updates the facts with the heartbeat of rank 0. It has the step if the metrics cannot be written. Call this after
+    /// [`RunFacts::see_newest`].
+    pub fn see_heartbeat(&mut self, dir: &RunDir) {
+        let Some(attempt) = &self.attempt else { return };
+        let Some(place) = attempt.placement.ranks.iter().find(|place| place.rank == 0) else { return };
+        let Some(beat) = dir.read_heartbeat(&place.node, attempt.number, 0) else { return };
+        self.failed_save = beat.failed_save;
+        self.unwritten = beat.unwritten;
+        if self.unwritten.is_some() && self.last_metric.is_none_or(|(step, t)| step <= beat.step && t < beat.t) {
+            self.last_metric = Some((beat.step, beat.t));
         }
     }
 

@@ -169,7 +169,7 @@ mod tests {
     use crate::Load;
     use proptest::prelude::*;
     use rundir::fixtures::{attempt, node};
-    use rundir::{Event, MetricSample, RankExit, RequestSource, SCHEMA};
+    use rundir::{Event, Heartbeat, MetricSample, RankExit, RequestSource, SCHEMA, Unwritten};
 
     /// A run of two nodes, started at second 1000, that logged step 40 at second 1100.
     fn running() -> RunFacts {
@@ -203,6 +203,43 @@ mod tests {
     fn failed(name: &str, ended_s: f64, why: &str) -> ExitFile {
         let failure = Some(Failure::new(ErrorCode::RankFailed, "the run failed", why, "read the log"));
         ExitFile { ended_s, failure, ..exit(name, ExitReason::Failed) }
+    }
+
+    #[test]
+    fn a_run_whose_metrics_cannot_be_written_has_the_step_of_its_heartbeat() {
+        let (_keep, run) = rundir::fixtures::temp();
+        let node = node("ml-1");
+        std::fs::create_dir_all(run.node_dir(&node)).unwrap();
+        let why = Unwritten {
+            since_s: 1101.0,
+            path: run.metrics(),
+            code: ErrorCode::DiskFull,
+            why: "No space left on device".into(),
+            lines: 3,
+            lost: 0,
+        };
+        let beat = |step, unwritten| Heartbeat {
+            v: SCHEMA,
+            rank: 0,
+            t: 1990.0,
+            step,
+            phase: "backward".into(),
+            phase_t: 1989.0,
+            unwritten,
+            failed_save: None,
+        };
+        let seen = |step, unwritten| {
+            run.write_heartbeat(&node, 2, &beat(step, unwritten)).unwrap();
+            let mut facts = running();
+            facts.see_heartbeat(&run);
+            facts
+        };
+        let full = seen(400, Some(why.clone()));
+        assert_eq!((full.last_metric, full.unwritten.clone()), (Some((400, 1990.0)), Some(why)));
+        assert_eq!(derive(&full, 2000.0), RunState::Running);
+        let idle = seen(400, None);
+        assert_eq!(idle.last_metric, Some((40, 1100.0)));
+        assert!(matches!(derive(&idle, 2000.0), RunState::Stalled { .. }));
     }
 
     #[test]

@@ -59,6 +59,11 @@ impl RunSummary {
             None if facts.is_stepless && state == RunState::Finished => facts.steps_total,
             None => facts.start_step(),
         };
+        // The heartbeat has the step if the metrics cannot be written.
+        let step = match facts.last_metric {
+            Some((newest, _)) if facts.unwritten.is_some() => step.max(newest),
+            _ => step,
+        };
         let working = matches!(state, RunState::Running | RunState::Saving);
         let left = facts.steps_total.saturating_sub(step) as f64;
         let eta_s = match item_rate(recent) {

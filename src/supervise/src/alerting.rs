@@ -5,7 +5,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use alerts::{Limits, Outbox, Settings, Watch};
-use rundir::{AlertWriter, is_exposed, now_s};
+use rundir::{AlertWriter, is_exposed, log, now_s};
 
 use crate::job::Job;
 

@@ -8,7 +8,7 @@ use std::io::{BufRead, BufReader};
 use std::thread;
 
 use cluster::{GpuSample, NodeId};
-use rundir::{GpuModel, NodeEnvironment, RunDir, SCHEMA};
+use rundir::{GpuModel, NodeEnvironment, RunDir, SCHEMA, log};
 
 use crate::job::Job;
 

@@ -5,7 +5,7 @@ use std::sync::mpsc::Sender;
 use std::time::Duration;
 
 use cluster::NodeId;
-use rundir::{EventKind, ExitFile, Failure, LineAppender, now_s, read_events};
+use rundir::{EventKind, ExitFile, Failure, LineAppender, log, now_s, read_events};
 use signal_hook::consts::{SIGINT, SIGKILL, SIGTERM};
 
 use crate::decide::{Action, Event, State, Verdict, decide};

@@ -13,7 +13,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use recipe::WandbMode;
-use rundir::now_s;
+use rundir::{log, now_s};
 
 use self::prometheus::Prometheus;
 use self::tensorboard::TensorBoard;

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use camino::Utf8PathBuf;
 use other_trainers::{LogEvent, LogReader, checkpoints, written_over_s};
 use recipe::OtherTrainer;
-use rundir::{CheckpointEntry, Event, EventKind, LineAppender, RequestSource, RunDir, RunId, StartFrom, now_s};
+use rundir::{CheckpointEntry, Event, EventKind, LineAppender, RequestSource, RunDir, RunId, StartFrom, log, now_s};
 use serde::Serialize;
 
 use crate::job::Job;

@@ -5,14 +5,6 @@
 //! ranks that work independently continue. All decisions are in `decide`; the other modules produce events for it and
 //! execute its actions.
 
-/// Writes a line to the supervisor's log. `eprintln!` would panic if the log cannot be written, for example on a full
-/// disk.
-macro_rules! log {
-    ($($format:tt)*) => {{
-        let _ = std::io::Write::write_fmt(&mut std::io::stderr(), format_args!("{}\n", format_args!($($format)*)));
-    }};
-}
-
 mod alerting;
 mod decide;
 mod environment;
@@ -43,8 +35,8 @@ use std::time::Duration;
 use alerts::Limits;
 use camino::Utf8PathBuf;
 use cluster::NodeId;
-use rundir::{Attempt, Error, ErrorCode, ExitFile, ExitReason, Failure, RunDir, SCHEMA, now_s};
-use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM, SIGUSR1};
+use rundir::{Attempt, Error, ErrorCode, ExitFile, ExitReason, Failure, RunDir, SCHEMA, log, now_s};
+use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGXFSZ};
 use signal_hook::iterator::Signals;
 
 use self::alerting::Alerting;
@@ -168,7 +160,8 @@ fn connect(job: &Job, events: &Events) -> Result<Outside, Failure> {
 
 /// Turns signals into events. The thread lives as long as the process.
 fn catch_signals(events: Events) -> Result<(), Failure> {
-    let mut signals = Signals::new([SIGTERM, SIGINT, SIGUSR1, SIGHUP, SIGCHLD]).map_err(|error| {
+    // A write beyond the limit of file sizes then returns an error.
+    let mut signals = Signals::new([SIGTERM, SIGINT, SIGUSR1, SIGHUP, SIGCHLD, SIGXFSZ]).map_err(|error| {
         let why = format!("signals cannot be caught: {error}");
         Failure::new(ErrorCode::Internal, "cannot start the supervisor", why, "report this as a bug")
     })?;
@@ -176,6 +169,7 @@ fn catch_signals(events: Events) -> Result<(), Failure> {
         for signal in signals.forever() {
             match signal {
                 SIGCHLD => events.child_exited(),
+                SIGXFSZ => {}
                 signal => events.send(Event::Signal(signal)),
             }
         }

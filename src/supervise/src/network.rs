@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use cluster::NodeId;
-use rundir::{ErrorCode, Failure};
+use rundir::{ErrorCode, Failure, log};
 
 use crate::decide::{Disconnect, Event, HEARTBEAT, Rendezvous};
 use crate::events::Events;

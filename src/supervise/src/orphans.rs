@@ -1,5 +1,6 @@
 //! Ends orphan processes of a command, whose launcher may end before processes that it started in other sessions.
 
+use rundir::log;
 use std::fs;
 
 use nix::sys::signal::{Signal, kill};

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use cluster::{NodeId, RankPlace};
 use rundir::{
     EncodeStageCount, EncodeStages, ItemCounts, ItemsSample, LineAppender, MetricSample, QueueReady, RankProgress,
-    RunDir, now_s, write_atomic,
+    RunDir, log, now_s, write_atomic,
 };
 
 use crate::job::Job;

@@ -9,7 +9,7 @@ use camino::Utf8PathBuf;
 use cluster::RankPlace;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, getpgrp};
-use rundir::{ErrorCode, Failure, PidFile, RankPid, SCHEMA, now_s};
+use rundir::{ErrorCode, Failure, PidFile, RankPid, SCHEMA, log, now_s};
 use signal_hook::consts::SIGKILL;
 
 use crate::job::Job;

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use cluster::nvidia_smi::{GpuQuery, SmiError};
 use cluster::probe::{Frame, Frames, Pace, script_until_input_ends};
 use cluster::{GpuSample, Xid};
-use rundir::{LineAppender, NodeSample, SAMPLE_EVERY_S};
+use rundir::{LineAppender, NodeSample, SAMPLE_EVERY_S, log};
 
 use crate::environment::EnvironmentFile;
 use crate::job::Job;

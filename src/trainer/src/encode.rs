@@ -191,8 +191,8 @@ impl StoredTensor {
 
 /// Returns whether a failure concerns one item only, not the rank, its node or the data set's disk.
 fn is_of_item(failure: &Failure) -> bool {
-    use ErrorCode::{DeviceFailed, DiskFull, ProgramMissing};
-    ![ProgramMissing, DiskFull, DeviceFailed].contains(&failure.code)
+    use ErrorCode::{DeviceFailed, DiskFull, FileTooLarge, ProgramMissing};
+    ![ProgramMissing, DiskFull, FileTooLarge, DeviceFailed].contains(&failure.code)
 }
 
 /// Returns the failure of an item whose result has values that are not finite.

@@ -146,7 +146,7 @@ fn main() {
     match done {
         Ok(()) => c10d::exit(0),
         Err(failure) => {
-            eprintln!("{failure}");
+            rundir::log!("{failure}");
             c10d::exit(1)
         }
     }

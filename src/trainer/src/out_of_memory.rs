@@ -91,7 +91,7 @@ impl ExhaustedRank<'_> {
         let written =
             self.node.as_ref().map(|node| self.run.write_memory_snapshot(node, self.attempt, self.rank, &snapshot));
         if let Some(Err(error)) = written {
-            eprintln!("{error}");
+            rundir::log!("{error}");
         }
         let limit = limit.map_or(String::new(), |limit| format!(", of at most {}", size(limit)));
         let tensors = match largest_tensors(&allocator) {

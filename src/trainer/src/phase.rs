@@ -1,6 +1,7 @@
 //! The current training phase of this process, for errors, hang reports and traces.
 
 use c10d::profile::Scope;
+use rundir::FailedSave;
 use std::cell::RefCell;
 use std::sync::{Mutex, PoisonError};
 
@@ -37,6 +38,18 @@ static CURRENT: Mutex<Position> = Mutex::new(Position { step: 0, phase: Phase::L
 thread_local! {
     /// The range of the current phase in a trace.
     static SCOPE: RefCell<Option<Scope>> = const { RefCell::new(None) };
+}
+
+static FAILED_SAVE: Mutex<Option<FailedSave>> = Mutex::new(None);
+
+/// Records how the newest save of a checkpoint ended; `None`: it succeeded.
+pub fn save_ended(failed: Option<FailedSave>) {
+    *FAILED_SAVE.lock().unwrap_or_else(PoisonError::into_inner) = failed;
+}
+
+/// Returns the newest save, if it failed.
+pub fn failed_save() -> Option<FailedSave> {
+    FAILED_SAVE.lock().unwrap_or_else(PoisonError::into_inner).clone()
 }
 
 /// Enters a phase. A trace that is being recorded shows it as a range.

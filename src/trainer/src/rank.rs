@@ -44,7 +44,7 @@ pub fn run(run: &RunDir, attempt: u32) -> Result<Finish, Failure> {
         if let (Some(node), Ok(rank)) = (node(), variable("RANK"))
             && let Err(error) = run.write_rank_failure(&node, attempt, rank, failure)
         {
-            eprintln!("{error}");
+            rundir::log!("{error}");
         }
     })
 }

@@ -15,9 +15,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
-/// The signals that are handled: TERM and INT (save and stop), USR1 (save now), and HUP, which is ignored, because a run outlives the
-/// terminal that started it.
-const HANDLED: [Signal; 4] = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGUSR1, Signal::SIGHUP];
+/// The signals that are handled: TERM and INT (save and stop), USR1 (save now), HUP, which is ignored, because a run outlives the
+/// terminal that started it, and XFSZ, which is ignored, because the write that exceeds the limit of file sizes returns an error.
+const HANDLED: [Signal; 5] = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGUSR1, Signal::SIGHUP, Signal::SIGXFSZ];
 
 /// The signals that this process has received.
 #[derive(Debug, Default)]
@@ -64,12 +64,12 @@ fn receive(signals: SigSet, received: &Received) {
     while let Ok(signal) = signals.wait() {
         match signal {
             Signal::SIGUSR1 => received.save.store(true, Ordering::Relaxed),
-            Signal::SIGHUP => {}
+            Signal::SIGHUP | Signal::SIGXFSZ => {}
             _ if received.requests_stop.load(Ordering::Relaxed) => received.stop.store(true, Ordering::Relaxed),
             signal => {
                 let ended = signals.thread_unblock().map_err(io::Error::from);
                 let ended = ended.and_then(|()| emulate_default_handler(signal as i32));
-                eprintln!("{signal} did not end this rank: {ended:?}");
+                rundir::log!("{signal} did not end this rank: {ended:?}");
             }
         }
     }

@@ -68,6 +68,8 @@ pub struct Trainer<F: Family, O: Objective> {
     /// The metrics of the last logged step, on rank 0.
     last: Option<MetricSample>,
     saving: Option<Saving>,
+    /// When a stop whose save failed is tried again.
+    stop_retry: Option<Instant>,
     profile: Option<Profile>,
     /// The thread that removes old checkpoints, on rank 0.
     pruning: Option<JoinHandle<Vec<Removed>>>,
@@ -180,6 +182,7 @@ impl<F: Family, O: Objective> Trainer<F, O> {
             progress,
             last: None,
             saving: None,
+            stop_retry: None,
             profile: None,
             pruning: None,
             spare: StagingMemory::default(),
@@ -208,6 +211,7 @@ impl<F: Family, O: Objective> Trainer<F, O> {
             let requests = self.requests();
             let outcome = self.step(requests)?;
             self.profile(outcome.requests);
+            self.retry_log();
             self.check_finite()?;
             self.check_drift()?;
             if self.pruning.as_ref().is_some_and(JoinHandle::is_finished) {
@@ -220,10 +224,10 @@ impl<F: Family, O: Objective> Trainer<F, O> {
             let due = self.recipe.checkpoint.is_due(self.progress.step);
             if let Some(source) = outcome.requests.stop {
                 let why = self.describe(source);
-                self.event(EventKind::Stopping { source, why: why.clone() });
-                self.save_now()?;
-                self.event(EventKind::Stopped { source, why: why.clone() });
-                return Ok(Finish::Stopped(why));
+                if self.save_and_stop(source, &why)? {
+                    return Ok(Finish::Stopped(why));
+                }
+                continue;
             }
             let stall = Instant::now();
             if outcome.requests.save_done {
@@ -244,12 +248,12 @@ impl<F: Family, O: Objective> Trainer<F, O> {
             if outcome.requests.sample || self.recipe.sample.is_due(self.progress.step, self.recipe.train.steps) {
                 if self.progress.step == self.recipe.train.steps {
                     // Save before sampling: if the samples of the last step fail, the trained state is kept.
-                    self.save_now()?;
+                    self.save_last()?;
                 }
                 self.make_samples()?;
             }
         }
-        self.save_now()?;
+        self.save_last()?;
         self.correct_last();
         self.event(EventKind::Finished);
         finish_together(&self.fsdp.groups().world);
@@ -259,7 +263,7 @@ impl<F: Family, O: Objective> Trainer<F, O> {
     /// Continues the trace that is being recorded, or begins a requested trace. If that fails, training continues without a trace.
     fn profile(&mut self, requests: SaveStopRequests) {
         if let Err(failure) = self.advance_profile(requests) {
-            eprintln!("{failure}");
+            rundir::log!("{failure}");
         }
     }
 
@@ -293,6 +297,7 @@ impl<F: Family, O: Objective> Trainer<F, O> {
         let save_file = first && std::fs::remove_file(self.run.save_file()).is_ok();
         let stop =
             StopSources { signals: &self.signals, first: first.then_some((&self.run, &self.deadline)) }.requested();
+        let stop = stop.filter(|_| self.stop_retry.is_none_or(|at| Instant::now() >= at));
         SaveStopRequests {
             save: if self.signals.take_save() {
                 Some(RequestSource::Usr1)
@@ -545,6 +550,13 @@ impl<F: Family, O: Objective> Trainer<F, O> {
 
     fn event(&mut self, kind: EventKind) {
         self.event_at(self.progress.step, kind);
+    }
+
+    /// Writes the metrics and events that could not be written before.
+    fn retry_log(&mut self) {
+        if let Some(log) = &mut self.log {
+            log.retry();
+        }
     }
 
     fn event_at(&mut self, step: u64, kind: EventKind) {

@@ -55,7 +55,7 @@ impl Watchdog {
                 }
                 // A full or slow disk does not end a rank; one line shows the reason.
                 if let (Err(error), false) = (&result, failed) {
-                    eprintln!("{error}");
+                    rundir::log!("{error}");
                 }
                 failed = result.is_err();
                 if ended.recv_timeout(tick) != Err(RecvTimeoutError::Timeout) {
@@ -85,14 +85,23 @@ fn is_record_due(position: Position, every_s: f64, recorded_s: f64, now: f64) ->
 impl Reported {
     fn beat(&self, position: Position, now: f64) -> Result<(), rundir::Error> {
         let Position { step, phase, since_s } = position;
-        let beat = Heartbeat { v: SCHEMA, rank: self.rank, t: now, step, phase: phase.name().into(), phase_t: since_s };
+        let beat = Heartbeat {
+            v: SCHEMA,
+            rank: self.rank,
+            t: now,
+            step,
+            phase: phase.name().into(),
+            phase_t: since_s,
+            unwritten: rundir::unwritten(),
+            failed_save: phase::failed_save(),
+        };
         self.run.write_heartbeat(&self.node, self.attempt, &beat)
     }
 
     /// Records the collectives that this rank waits for.
     fn record_collectives(&self) -> Result<(), rundir::Error> {
         let recent = collectives::recent().unwrap_or_else(|error| {
-            eprintln!("{error}");
+            rundir::log!("{error}");
             Vec::new()
         });
         let groups = groups_of(self.mesh, self.rank);

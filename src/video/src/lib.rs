@@ -48,6 +48,6 @@ pub use pool::{Order, Pool, PoolOptions};
 pub use probe::{Probe, probe};
 pub use programs::{Programs, check_installed};
 pub use recipe::{CropMode, FrameMode};
-pub use resample::lanczos;
+pub use resample::{Filter, resize};
 pub use source::{Scan, VideoFile, frame_times, is_variable};
 pub use write::write_mp4;

@@ -13,7 +13,7 @@ use crate::failures::{ClipError, ClipFault, check_file};
 use crate::frames::Frames;
 use crate::geometry::{Fit, Picture};
 use crate::probe::Probe;
-use crate::resample::lanczos;
+use crate::resample::{Filter, resize};
 use crate::source::VideoFile;
 use crate::write::Part;
 
@@ -158,7 +158,7 @@ pub(crate) fn decode_picture(path: &Utf8Path, picture: &Picture, count: usize) -
 /// Scales a frame with Pillow's Lanczos filter, crops it, and returns its pixels `[H, W, 3]`.
 pub(crate) fn fitted(frame: &Frames, picture: &Picture) -> Vec<u8> {
     let fit = Fit::new(frame.width, frame.height, picture);
-    let scaled = lanczos(frame, fit.scaled.0, fit.scaled.1);
+    let scaled = resize(frame, fit.scaled.0, fit.scaled.1, Filter::Lanczos);
     let row = |row: usize| {
         let start = ((fit.at.1 + row) * scaled.width + fit.at.0) * 3;
         &scaled.rgb[start..start + picture.width * 3]
@@ -203,7 +203,7 @@ mod tests {
         let cut = decoded(8, 8);
         assert_eq!((cut.width, cut.height, cut.count), (8, 8, 1));
         assert_eq!(cut.rgb[..24], rgb[4 * 3..12 * 3], "the middle of the first row");
-        let half = lanczos(&Frames { width: 16, height: 8, count: 1, rgb }, 8, 4);
+        let half = resize(&Frames { width: 16, height: 8, count: 1, rgb }, 8, 4, Filter::Lanczos);
         assert_eq!(decoded(8, 4).rgb, half.rgb);
         std::fs::write(&path, "no picture").unwrap();
         let error = programs.examine(&path).unwrap_err();

@@ -37,6 +37,8 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     heap::return_freed_memory();
+    // A write beyond the limit of file sizes (ulimit -f) then returns an error. Without a handler, the signal ends the process.
+    let _ = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, std::sync::Arc::default());
     // clap exits with 2 when the arguments are invalid.
     let args = args::Args::parse();
     let is_json = args.command.as_ref().is_some_and(args::Command::is_json);

@@ -347,8 +347,8 @@ pub fn model_from_diffusers(config: &Config) -> Result<Model, Failure> {
     // CogVideoX-Fun's class resizes the table of config.json; its published models for inpainting have this class.
     let is_fun = config.family() == PublishedModel::FunInP;
     set("resize_positions", (is_fun && config.positions() == Positions::SinCos).into());
-    // CogVideoX-2B has the default of diffusers' scheduler; all later models have no shift.
-    let shift = if config.positions() == Positions::SinCos { 3.0 } else { 1.0 };
+    // CogVideoX-2B has the default of diffusers' scheduler; all later models have no shift, and VideoX-Fun ignores it.
+    let shift = if config.positions() == Positions::SinCos && !is_fun { 3.0 } else { 1.0 };
     set("snr_shift_scale", shift.into());
     Model::from_table(&table).map_err(|e| {
         Failure::new(

@@ -77,8 +77,10 @@ impl SchedulerConfig {
         set("beta_end", self.beta_end.unwrap_or(end).into());
         set("beta_schedule", word(&self.beta_schedule, schedule).into());
         set("zero_terminal_snr", self.rescale_betas_zero_snr.unwrap_or(false).into());
-        // DDPM and DDIM ignore a shift, whatever their configuration contains.
-        set("snr_shift_scale", if shifts { self.snr_shift_scale.unwrap_or(3.0) } else { 1.0 }.into());
+        // DDPM and DDIM ignore a shift, whatever their configuration contains. VideoX-Fun reads the configuration of its 2B model, which
+        // names CogVideoX's class and the shift of 3.0, with these two (`scripts/cogvideox_fun/train.py`, `predict_i2v.py`).
+        let shift = if shifts && !model.resize_positions { self.snr_shift_scale.unwrap_or(3.0) } else { 1.0 };
+        set("snr_shift_scale", shift.into());
         set("timestep_spacing", word(&self.timestep_spacing, "leading").into());
         Model::from_table(&table).map_err(|e| {
             let fix = "use the scheduler/ folder of a CogVideoX or CogVideoX-Fun model";
@@ -109,6 +111,10 @@ mod tests {
         let bare = r#"{"_class_name":"CogVideoXDPMScheduler","prediction_type":"v_prediction"}"#;
         let bare = apply(bare).unwrap();
         assert_eq!((bare.snr_shift_scale, bare.zero_terminal_snr), (3.0, false));
+        let fun = Model { resize_positions: true, ..model() };
+        let config: SchedulerConfig = serde_json::from_str(&published.replace("1.0", "3.0")).unwrap();
+        assert_eq!(config.apply("scheduler_config.json".into(), &model()).unwrap().snr_shift_scale, 3.0);
+        assert_eq!(config.apply("scheduler_config.json".into(), &fun).unwrap().snr_shift_scale, 1.0);
         let ddpm = r#"{"_class_name":"DDPMScheduler","prediction_type":"v_prediction","snr_shift_scale":3.0}"#;
         let ddpm = apply(ddpm).unwrap();
         assert_eq!((ddpm.snr_shift_scale, ddpm.beta_end), (1.0, 0.02));

@@ -289,7 +289,9 @@ fn sync(unsynced: &Receiver<Written>) -> Result<(), (camino::Utf8PathBuf, io::Er
 
 fn cannot_write(path: &Utf8Path, error: &io::Error) -> Failure {
     let fix = match error.kind() {
-        io::ErrorKind::StorageFull => "free some space on that disk, or choose another".to_owned(),
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => {
+            format!("{}, or choose another disk", rundir::room_for(error, path))
+        }
         _ => "check the disk and the permissions of its folder".to_owned(),
     };
     Failure::new(ErrorCode::of_io(error), format!("cannot write {path}"), error.to_string(), fix)

@@ -201,10 +201,10 @@ pub(crate) fn unreadable(path: &Utf8Path, error: &io::Error) -> Failure {
 
 pub(crate) fn cannot_write(path: &Utf8Path, error: &io::Error) -> Failure {
     let fix = match error.kind() {
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-            "free some space on that disk and start the encode again: it continues where it stopped"
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => {
+            format!("{}, then start the encode again: it continues where it stopped", rundir::room_for(error, path))
         }
-        _ => "check the disk and the permissions of its folder, then start the encode again",
+        _ => "check the disk and the permissions of its folder, then start the encode again".to_owned(),
     };
     Failure::new(ErrorCode::of_io(error), format!("cannot write {path}"), error.to_string(), fix)
 }

@@ -170,7 +170,7 @@ impl Clips {
         let (tensors, times) = match encoded {
             Ok(encoded) => encoded,
             Err(failure) if is_of_item(&failure) => {
-                eprintln!("{}: {failure}", item.name);
+                rundir::log!("{}: {failure}", item.name);
                 let held = range.fail(item, failure.clone())?;
                 if held == Held::Mine {
                     self.counts.quarantined(&item.name, failure);
@@ -217,7 +217,7 @@ impl Clips {
             if frames == FrameSplit::Whole {
                 return vae.encode(video_bcfhw);
             }
-            eprintln!("{name}: out of memory; encoding it in tiles");
+            rundir::log!("{name}: out of memory; encoding it in tiles");
             self.tile(vae, true)?;
             let moments = vae.encode(video_bcfhw);
             self.tile(vae, false)?;

@@ -44,7 +44,7 @@ pub fn open(rank: &Rank<'_>, inputs: &EncodeInputs, stop: &Stop) -> Result<Optio
 /// Creates the queue, and marks it as ready in the run's folder.
 fn create(rank: &Rank<'_>, inputs: &EncodeInputs) -> Result<Option<SharedQueue>, Failure> {
     let plan = inputs.plan()?;
-    eprintln!("{}", plan.summary());
+    rundir::log!("{}", plan.summary());
     let data = &rank.recipe.encode.out;
     let mut log = RunLog::open(rank.run, rank.attempt.number, rank.place.rank)?;
     let mark = |counts| {
@@ -67,7 +67,7 @@ fn create(rank: &Rank<'_>, inputs: &EncodeInputs) -> Result<Option<SharedQueue>,
     }
     log.event(counts.done(), EventKind::Started { world });
     for kind in [ItemKind::Text, ItemKind::Latent] {
-        eprintln!("{} to encode: {}", plan.count(kind), if kind == ItemKind::Text { "captions" } else { "clips" });
+        rundir::log!("{} to encode: {}", plan.count(kind), if kind == ItemKind::Text { "captions" } else { "clips" });
     }
     mark(counts)?;
     Ok(Some(Arc::new(queue)))

@@ -106,7 +106,7 @@ impl Counts {
         let event = event.by_node(self.place.node.clone());
         let written = LineAppender::open(&self.events).and_then(|mut file| file.append(&event));
         if let Err(error) = written {
-            eprintln!("cannot log an event to {}: {error}", self.events);
+            rundir::log!("cannot log an event to {}: {error}", self.events);
         }
     }
 
@@ -148,7 +148,7 @@ impl Report {
                     // A report that could not be written is ignored, because the next one replaces it.
                     match run.write_rank_progress(&place.node, attempt, &report) {
                         Ok(()) => written = Some(done),
-                        Err(error) => eprintln!("{error}"),
+                        Err(error) => rundir::log!("{error}"),
                     }
                 }
                 if is_end {

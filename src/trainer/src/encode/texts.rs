@@ -130,7 +130,7 @@ impl<'a> Texts<'a> {
     }
 
     fn fail(&self, range: &mut Range, item: &Item, failure: Failure) -> Result<Held, Failure> {
-        eprintln!("{}: {failure}", item.name);
+        rundir::log!("{}: {failure}", item.name);
         self.counts.failed_in(EncodeStage::Text);
         let held = range.fail(item, failure.clone())?;
         if held == Held::Mine {

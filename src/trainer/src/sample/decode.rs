@@ -11,7 +11,7 @@ use encoders::{TileSize, Vae};
 use recipe::{ConditionKind, Encoders, MaskedVideo, Model, Recipe, SampleSpec};
 use rundir::{ErrorCode, Failure};
 use tch::{Device, Kind, Tensor};
-use video::Frames;
+use video::{Filter, Frames};
 
 /// Decodes a latent `[1, T, C, h, w]` of a model to a video `[1, 3, F, H, W]`. The latent is divided by the factor that the model was
 /// trained with, which may differ from the VAE's own. The VAE is read for this call and freed afterwards, because the network needs
@@ -59,7 +59,7 @@ pub fn conditions(recipe: &Recipe, spec: &SampleSpec, device: Device) -> Result<
     let noise = |shape: &[i64]| seeds::normal(spec.seed, Purpose::SampleImage, 0, shape, Device::Cpu);
     match (recipe.condition.kind, &spec.image) {
         (ConditionKind::Image, Some(path)) => {
-            Ok(vec![(IMAGE, encode_pixels(recipe, &read_pixels(spec, path)?, noise, device)?)])
+            Ok(vec![(IMAGE, encode_pixels(recipe, &read_pixels(spec, path, Filter::Lanczos)?, noise, device)?)])
         }
         (ConditionKind::Inpaint, _) if spec.files().next().is_some() => {
             let (video, mask) = known_pixels(spec)?;
@@ -101,12 +101,10 @@ fn known_pixels(spec: &SampleSpec) -> Result<(Tensor, Tensor), Failure> {
     let frames = spec.known_frames().frames;
     let shape = [1, frames as i64, 1, height, width];
     if let Some(MaskedVideo { video, mask }) = &spec.masked {
-        let white = video::lanczos(&video::read_image(mask)?, spec.width, spec.height);
-        let is_white: Vec<f32> = white
-            .rgb
-            .chunks(3)
-            .map(|pixel| if pixel.iter().all(|value| *value >= WHITE) { 1.0 } else { 0.0 })
-            .collect();
+        let mut grey = video::read_image(mask)?;
+        grey.rgb.chunks_mut(3).for_each(|pixel| pixel.fill(luma(pixel)));
+        let grey = video::resize(&grey, spec.width, spec.height, Filter::Bicubic);
+        let is_white: Vec<f32> = grey.rgb.chunks(3).map(|pixel| if pixel[0] >= WHITE { 1.0 } else { 0.0 }).collect();
         let mask = Tensor::from_slice(&is_white).view([1, 1, 1, height, width]).expand(shape, false).contiguous();
         return Ok((read_video(spec, video)?, mask));
     }
@@ -115,9 +113,15 @@ fn known_pixels(spec: &SampleSpec) -> Result<(Tensor, Tensor), Failure> {
     let places = [(&spec.image, 0), (&spec.image_end, frames as i64 - 1)];
     for (path, frame) in places.into_iter().filter_map(|(path, frame)| Some((path.as_ref()?, frame))) {
         let _ = mask.narrow(1, frame, 1).zero_();
-        video.narrow(2, frame, 1).copy_(&read_pixels(spec, path)?);
+        video.narrow(2, frame, 1).copy_(&read_pixels(spec, path, Filter::Bicubic)?);
     }
     Ok((video, mask))
+}
+
+/// Returns the brightness of a pixel as Pillow's `convert("L")` computes it: ITU-R 601, in fixed point.
+fn luma(rgb: &[u8]) -> u8 {
+    let weighted = [19595, 38470, 7471].iter().zip(rgb).map(|(weight, value)| weight * u32::from(*value));
+    ((weighted.sum::<u32>() + 0x8000) >> 16) as u8
 }
 
 /// Reads the first frames of a video at the rate and the size of a sample, `[1, 3, F, H, W]` between -1 and 1. Pictures with another
@@ -160,8 +164,8 @@ fn masked_condition(
 }
 
 /// Returns a picture at the size of a sample, `[1, 3, 1, H, W]` between -1 and 1.
-fn read_pixels(spec: &SampleSpec, path: &Utf8Path) -> Result<Tensor, Failure> {
-    let image = video::lanczos(&video::read_image(path)?, spec.width, spec.height);
+fn read_pixels(spec: &SampleSpec, path: &Utf8Path, filter: Filter) -> Result<Tensor, Failure> {
+    let image = video::resize(&video::read_image(path)?, spec.width, spec.height, filter);
     let pixels = Tensor::from_slice(&image.rgb).view([1, 1, spec.height as i64, spec.width as i64, 3]);
     Ok(pixels.permute([0, 4, 1, 2, 3]).to_kind(Kind::Float) / 127.5 - 1.0)
 }
@@ -266,6 +270,35 @@ mod tests {
         // Tiles of this small VAE change the latent slightly, if at all.
         recipe.encoders.tiling = recipe::Tiling::On;
         assert_eq!(made(&recipe, false)[1].1.size(), masked.size());
+    }
+
+    /// The conditions that VideoX-Fun's `CogVideoXFunInpaintPipeline` (commit 804a4258) computed of videos with masks.
+    #[test]
+    fn conditions_of_masked_videos_are_those_of_videox_fun() {
+        let oracle = Utf8Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/oracle");
+        let (mut recipe, _) = inpainting();
+        recipe.encoders.folder = oracle.join("i2v_training/vae4");
+        for name in ["region", "start_and_end", "start_and_end_with_noise"] {
+            let header = weights::Header::read(&oracle.join(format!("fun/sampling/{name}.safetensors"))).unwrap();
+            let recorded = |name: &str| {
+                let shape: Vec<i64> = header.tensor(name).ok()?.shape.iter().map(|size| *size as i64).collect();
+                Some(Tensor::from_data_size(&header.read_tensor(name).unwrap(), &shape, Kind::Float))
+            };
+            let [video, mask, wanted] =
+                ["in.video", "in.mask_video", "out.image_latents"].map(|name| recorded(name).unwrap());
+            let noise = recorded("in.reference_noise").map(|noise| move |_: &[i64]| noise.shallow_clone());
+            let mask = mask.permute([0, 2, 1, 3, 4]).ge(0.5).to_kind(Kind::Float);
+            let made = masked_condition(&recipe, &(video * 2.0 - 1.0), &mask, noise, Device::Cpu).unwrap();
+            let made = Tensor::cat(&[&made[0].1, &made[1].1], 2);
+            let error = (&made - &wanted).abs().max().double_value(&[]) / wanted.abs().max().double_value(&[]);
+            assert!(error < 1e-5, "{name}: {error:e}");
+        }
+    }
+
+    /// Pillow 13: `Image.new("RGB", (1, 1), colour).convert("L")`.
+    #[test]
+    fn the_brightness_of_a_mask_is_pillows() {
+        assert_eq!([luma(&[250, 240, 230]), luma(&[13, 200, 77]), luma(&[255; 3])], [242, 130, 255]);
     }
 
     #[test]

@@ -2,11 +2,17 @@
 
 use super::{Saving, Trainer};
 use crate::checkpoint::{self, SaveInfo, TrainingState};
+use crate::exchange::{all_gather_small, peer_lost};
 use crate::phase::{self, Phase};
 use dit::family::Family;
 use dit::objective::Objective;
-use rundir::{EventKind, Failure, TrainState, now_s};
-use std::time::Instant;
+use rundir::{ErrorCode, EventKind, FailedSave, Failure, RequestSource, TrainState, now_s};
+use std::time::{Duration, Instant};
+
+/// The pause before a save that a stop or the end of training needs is repeated.
+const RETRY: Duration = Duration::from_secs(10);
+/// How long the ranks try to save the last step, while they wait for room on the disk.
+const LAST_SAVE: Duration = Duration::from_secs(3600);
 
 impl<F: Family, O: Objective> Trainer<F, O> {
     /// Saves a checkpoint of the current step unless it exists, and returns when it is complete.
@@ -17,6 +23,46 @@ impl<F: Family, O: Objective> Trainer<F, O> {
         self.finish_save()?;
         self.finish_pruning();
         Ok(())
+    }
+
+    /// Saves and ends the run, as `source` requests. If the save fails, training continues, because the steps since the last checkpoint would be
+    /// lost; the request is repeated after [`RETRY`]. Returns whether the state is saved.
+    pub(super) fn save_and_stop(&mut self, source: RequestSource, why: &str) -> Result<bool, Failure> {
+        if self.stop_retry.is_none() {
+            self.event(EventKind::Stopping { source, why: why.to_owned() });
+        }
+        match self.save_now() {
+            Ok(()) => {
+                self.event(EventKind::Stopped { source, why: why.to_owned() });
+                Ok(true)
+            }
+            Err(failure) if failure.is_consequence() => Err(failure),
+            Err(failure) => {
+                self.continue_after(failure)?;
+                self.stop_retry = Some(Instant::now() + RETRY);
+                Ok(false)
+            }
+        }
+    }
+
+    /// Saves the last step. If that fails, the ranks wait for room and save again, for up to [`LAST_SAVE`]. A collective.
+    pub(super) fn save_last(&mut self) -> Result<(), Failure> {
+        let began = Instant::now();
+        loop {
+            let Err(failure) = self.save_now() else { return Ok(()) };
+            // No room makes a file fit into the limit of its size.
+            if failure.is_consequence() || failure.code == ErrorCode::FileTooLarge {
+                return Err(failure);
+            }
+            let failed = self.progress.failed_saves;
+            let ends = self.recipe.checkpoint.gives_up_after(failed) || began.elapsed() >= LAST_SAVE;
+            let all = all_gather_small(&self.fsdp.groups().world, &ends).map_err(peer_lost)?;
+            if all.into_iter().any(|ends| ends) {
+                return Err(failure);
+            }
+            std::thread::sleep(RETRY);
+            self.retry_log();
+        }
     }
 
     /// Starts a checkpoint of the current step unless it exists. First waits for a pending checkpoint, because at most
@@ -75,6 +121,7 @@ impl<F: Family, O: Objective> Trainer<F, O> {
                 let seconds = started.elapsed().as_secs_f64();
                 self.deadline.record_save(seconds);
                 self.progress.failed_saves = 0;
+                phase::save_ended(None);
                 self.event_at(step, EventKind::CheckpointSaved { path: self.run.step_dir(step), bytes, seconds });
                 self.prune();
                 Ok(())
@@ -88,6 +135,7 @@ impl<F: Family, O: Objective> Trainer<F, O> {
             self.progress.saved = None;
         }
         self.progress.failed_saves += 1;
+        phase::save_ended(Some(FailedSave { t: now_s(), step, failure: failure.clone() }));
         self.event_at(step, EventKind::CheckpointFailed { failure: failure.clone() });
         Err(failure)
     }
@@ -112,7 +160,7 @@ impl<F: Family, O: Objective> Trainer<F, O> {
         for (step, removed) in pruning.join().expect("removing checkpoints does not panic") {
             match removed {
                 Ok(()) => self.event(EventKind::CheckpointPruned { step }),
-                Err(e) => eprintln!("cannot remove the old checkpoint of step {step}: {e}"),
+                Err(e) => rundir::log!("cannot remove the old checkpoint of step {step}: {e}"),
             }
         }
     }

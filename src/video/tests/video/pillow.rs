@@ -1,7 +1,7 @@
 //! Compares the resized picture that conditions a video with recorded results of Pillow.
 
 use safetensors::SafeTensors;
-use video::{Frames, lanczos};
+use video::{Filter, Frames, resize};
 
 use crate::oracle;
 
@@ -25,7 +25,7 @@ fn oracle_pictures_are_resized_as_pillow_does() {
                 panic!("{case}: {:?} to {:?}", from.shape(), to.shape());
             };
             let picture = Frames { width: in_w, height: in_h, count: 1, rgb: from.data().to_vec() };
-            let resized = lanczos(&picture, width, height);
+            let resized = resize(&picture, width, height, Filter::Lanczos);
             let wanted: Vec<f32> =
                 to.data().chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
             let mut most = 0;

@@ -20,9 +20,10 @@ pub fn stop(workspace: &Workspace, args: &StopArgs) -> Result<(), CommandError> 
     if args.dry_run {
         return show(plan, json);
     }
+    let requested_s = rundir::now_s();
     let report = execute_run(workspace, &plan, &options)?;
     if args.wait {
-        let summary = waiting::until_ended(workspace, &dir)?;
+        let summary = waiting::until_stopped(workspace, &dir, requested_s)?;
         if json {
             return output::json(&RunDocument::new(&summary));
         }

@@ -3,7 +3,7 @@
 use crate::command_error::CommandError;
 use crate::workspace::Workspace;
 use rundir::{ErrorCode, Failure, RunDir};
-use runstate::{Liveness, RunState, RunSummary};
+use runstate::{Liveness, RunFacts, RunState, RunSummary};
 use std::thread;
 use std::time::{Duration, Instant};
 use ui::run_state::StateKind;
@@ -40,9 +40,42 @@ pub fn until_finished(workspace: &Workspace, dir: &RunDir) -> Result<(), Command
 /// # Errors
 /// When the run cannot be read.
 pub fn until_ended(workspace: &Workspace, dir: &RunDir) -> Result<RunSummary, CommandError> {
+    wait(workspace, dir, |_, _| None)
+}
+
+/// Waits until a run that was requested to stop at `since_s`, Unix seconds, has ended and its processes are gone.
+///
+/// # Errors
+/// The run cannot be read, or it cannot save and therefore goes on.
+pub fn until_stopped(workspace: &Workspace, dir: &RunDir, since_s: f64) -> Result<RunSummary, CommandError> {
+    wait(workspace, dir, |summary, facts| {
+        let failed = facts.failed_save.as_ref().filter(|failed| failed.t >= since_s)?;
+        let id = &summary.run.id;
+        let saved = summary.checkpoint.as_ref().map_or(0, |checkpoint| checkpoint.step);
+        let lost = failed.step.saturating_sub(saved);
+        Some(Failure::new(
+            failed.failure.code,
+            format!("{id} cannot stop without losing {}", units::counted(lost as usize, "step")),
+            format!("{}: {}; so it trains on, and tries again every 10 s", failed.failure.what, failed.failure.why),
+            format!("{}; or end it and lose these steps: vidtui kill {id}", failed.failure.fix),
+        ))
+    })
+}
+
+/// Waits until a run has ended or `refusal` returns a failure.
+fn wait(
+    workspace: &Workspace,
+    dir: &RunDir,
+    refusal: impl Fn(&RunSummary, &RunFacts) -> Option<Failure>,
+) -> Result<RunSummary, CommandError> {
     let mut printed = Instant::now();
     loop {
         let (summary, facts) = workspace.summary(dir)?;
+        if facts.alive == Liveness::Alive
+            && let Some(failure) = refusal(&summary, &facts)
+        {
+            return Err(failure.into());
+        }
         if summary.state.is_end() && facts.alive != Liveness::Alive {
             return Ok(summary);
         }

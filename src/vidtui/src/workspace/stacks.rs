@@ -235,7 +235,16 @@ mod tests {
 
     #[test]
     fn the_summary_names_phases_absent_ranks_and_records() {
-        let beat = |rank, t, phase: &str| Heartbeat { v: 1, rank, t, step: 41, phase: phase.into(), phase_t: 1000.0 };
+        let beat = |rank, t, phase: &str| Heartbeat {
+            v: 1,
+            rank,
+            t,
+            step: 41,
+            phase: phase.into(),
+            phase_t: 1000.0,
+            unwritten: None,
+            failed_save: None,
+        };
         let node = NodeId::new("ml-1").unwrap();
         let wait = |group: &str, operations: &[(&str, &[usize])], absent: &[usize]| CollectiveWait {
             group: group.into(),
