@@ -30,20 +30,24 @@ struct End {
 
 impl End {
     fn new(this: &str, port: u16, token: &PeerToken) -> Self {
+        let (rendezvous, secret) = Self::rendezvous(this, "127.0.0.1", port, token);
+        let (events, inputs) = events::events();
+        Self { network: PeerConnections::new(rendezvous, secret, events), inputs }
+    }
+
+    fn rendezvous(this: &str, address: &str, port: u16, token: &PeerToken) -> (Rendezvous, Secret) {
         let rendezvous = Rendezvous {
             run: RunDir::new("/nowhere"),
             attempt: 1,
             this: node(this),
             first: node("node01"),
             others: [node("node02"), node("node03")].into(),
-            address: "127.0.0.1".into(),
+            address: address.into(),
             port,
             is_job: false,
             dependence: crate::decide::Dependence::Mutual,
         };
-        let secret = Secret { token: token.clone(), subject: "run 1".into() };
-        let (events, inputs) = events::events();
-        Self { network: PeerConnections::new(rendezvous, secret, events), inputs }
+        (rendezvous, Secret { token: token.clone(), subject: "run 1".into() })
     }
 
     /// Makes the first node, which listens. Returns it and its port.
@@ -128,6 +132,27 @@ fn pass(from: &TcpStream, mut to: TcpStream, change: impl Fn(&str) -> String) {
         }
         line.clear();
     }
+}
+
+#[test]
+fn peers_connect_to_an_ipv6_address() {
+    let Ok(free) = TcpListener::bind("[::1]:0") else {
+        eprintln!("skipped: this machine has no IPv6");
+        return;
+    };
+    let port = free.local_addr().unwrap().port();
+    drop(free);
+    let token = token();
+    let end = |this| {
+        let (rendezvous, secret) = End::rendezvous(this, "::1", port, &token);
+        let (events, inputs) = events::events();
+        End { network: PeerConnections::start(rendezvous, secret, events).unwrap(), inputs }
+    };
+    let (first, other) = (end("node01"), end("node02"));
+    other.network.dial();
+    let _connections = (first.connection(), other.connection());
+    other.network.send(None, &Message::Stop);
+    while !matches!(first.next(), Event::Message { message: Message::Stop, .. }) {}
 }
 
 #[test]
