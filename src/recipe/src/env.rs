@@ -27,7 +27,12 @@ pub enum EnvPreset {
     NcclEthernet,
     /// NCCL's log, for the first start on a new cluster.
     NcclDebug,
+    /// More ranks than GPUs, which share them: a way to try a mesh, not to train. Needs NCCL 2.30.
+    NcclSharedGpus,
 }
+
+/// The variable with which NCCL (2.30 and newer) lets several ranks use one GPU.
+pub const SHARED_GPUS: &str = "NCCL_MULTI_RANK_GPU_ENABLE";
 
 impl EnvPreset {
     /// Returns the variables of the preset.
@@ -45,6 +50,8 @@ impl EnvPreset {
             ],
             Self::NcclEthernet => &[("NCCL_IB_DISABLE", "1"), ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")],
             Self::NcclDebug => &[("NCCL_DEBUG", "INFO"), ("NCCL_DEBUG_SUBSYS", "INIT,NET,ENV")],
+            // Without NVLS and with few blocks, ranks that take turns on a GPU do not wait for each other's kernels.
+            Self::NcclSharedGpus => &[(SHARED_GPUS, "1"), ("NCCL_NVLS_ENABLE", "0"), ("NCCL_MAX_CTAS", "2")],
         }
     }
 }
@@ -72,6 +79,11 @@ impl Env {
         let presets = presets.map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
         let all: BTreeMap<_, _> = presets.chain(self.variables.clone()).collect();
         all.into_iter().collect()
+    }
+
+    /// Returns whether ranks beyond the GPUs of a node share them.
+    pub fn shares_gpus(&self) -> bool {
+        self.all().iter().any(|(name, value)| name == SHARED_GPUS && value == "1")
     }
 
     /// Returns what is wrong with the first invalid variable, and the fix.
@@ -105,6 +117,10 @@ mod tests {
         let all: BTreeMap<_, _> = env.all().into_iter().collect();
         assert_eq!((all["NCCL_DEBUG"].as_str(), all["NCCL_SOCKET_IFNAME"].as_str()), ("INFO", "bond0"));
         assert_eq!(all["NCCL_NET_GDR_LEVEL"], "PIX");
+        assert!(!env.shares_gpus());
+        let shared = Env { presets: vec![EnvPreset::NcclSharedGpus], ..Env::default() };
+        let off = Env { variables: [(SHARED_GPUS.to_owned(), "0".to_owned())].into(), ..shared.clone() };
+        assert_eq!((shared.shares_gpus(), off.shares_gpus()), (true, false));
     }
 
     #[test]

@@ -54,7 +54,7 @@ pub use cost::{BlockCost, Cost, Flops, GPU_SHARE, Offloaded, Overhead, RankMemor
 pub use curriculum::{Change, Curriculum, StageSpec, StageStart};
 pub use ema::{Ema, EmaDevice, EmaWarmup, UseEma};
 pub use encode::{CropMode, Encode, Encoders, FrameMode, LATENT_FRAMES, Task, Tiling, nearest_clip_frames};
-pub use env::{Env, EnvPreset, is_reserved, is_variable_name};
+pub use env::{Env, EnvPreset, SHARED_GPUS, is_reserved, is_variable_name};
 pub use error::{RecipeError, RecipeErrorKind};
 pub use file::first_comment;
 pub use fit::MeshFit;

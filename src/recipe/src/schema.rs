@@ -232,7 +232,7 @@ pub static SCHEMA: &[Key] = &[
     optional("command.resume", Kind::Words, DefaultValue::EmptyList, "arguments that are added on a resume; {checkpoint} is the folder and {checkpoint_step} the step to continue from"),
     optional("command.fresh_data", Kind::Words, DefaultValue::EmptyList, "arguments that follow those of command.resume on a resume with --fresh-data, which starts a new run at step 0"),
 
-    optional("env.presets", Kind::ListOf(&["nccl_infiniband", "nccl_ethernet", "nccl_debug"]), DefaultValue::EmptyList, "sets of environment variables: nccl_infiniband, nccl_ethernet, nccl_debug"),
+    optional("env.presets", Kind::ListOf(&["nccl_infiniband", "nccl_ethernet", "nccl_debug", "nccl_shared_gpus"]), DefaultValue::EmptyList, "sets of environment variables: nccl_infiniband, nccl_ethernet, nccl_debug, nccl_shared_gpus (several ranks on a GPU, to try a mesh)"),
     optional("env.variables", Kind::Variables, DefaultValue::EmptyTable, "environment variables of every rank; they override the presets"),
     optional("env.secrets", Kind::OptionalPath, DefaultValue::Str(""), "file of KEY=value lines for the environment, readable by its owner only (chmod 600); vidtui never writes or shows the values"),
 

@@ -9,11 +9,14 @@ use tch::{Cuda, Device, Tensor};
 
 /// Chooses the device of rank `local_rank` of `local_world` on its node, and makes it the current one.
 ///
+/// If the recipe lets ranks share GPUs ([`recipe::SHARED_GPUS`]), they get the GPUs in turn.
+///
 /// # Errors
 /// The recipe requires GPUs and none is usable, or the node has fewer GPUs than ranks.
 pub fn choose(wanted: Wanted, local_rank: usize, local_world: usize) -> Result<Device, Failure> {
     let gpus = if cuda::is_built() { Cuda::device_count().max(0) as usize } else { 0 };
-    let device = place(wanted, cuda::is_built(), gpus, local_rank, local_world)?;
+    let node = Gpus { built: cuda::is_built(), count: gpus, shared: gpus_are_shared() };
+    let device = place(wanted, node, local_rank, local_world)?;
     if let Device::Cuda(gpu) = device {
         cuda::set_device(gpu).map_err(|error| {
             let what = format!("cannot train on GPU {gpu}");
@@ -28,14 +31,34 @@ pub fn choose(wanted: Wanted, local_rank: usize, local_world: usize) -> Result<D
     Ok(device)
 }
 
-/// Chooses as [`choose`] does, given the number of visible GPUs.
-fn place(wanted: Wanted, built: bool, gpus: usize, local_rank: usize, local_world: usize) -> Result<Device, Failure> {
+/// The GPUs that this rank sees.
+#[derive(Debug, Clone, Copy)]
+struct Gpus {
+    /// Whether this program was built with CUDA.
+    built: bool,
+    count: usize,
+    /// Whether several ranks may use one GPU.
+    shared: bool,
+}
+
+fn gpus_are_shared() -> bool {
+    std::env::var(recipe::SHARED_GPUS).is_ok_and(|value| value == "1")
+}
+
+/// Returns the number of ranks of a node that use the same GPU.
+pub fn ranks_per_gpu(ranks_on_node: usize) -> usize {
+    let gpus = if gpus_are_shared() { Cuda::device_count().max(1) as usize } else { ranks_on_node };
+    ranks_on_node.div_ceil(gpus.max(1)).max(1)
+}
+
+/// Chooses as [`choose`] does, given the visible GPUs.
+fn place(wanted: Wanted, gpus: Gpus, local_rank: usize, local_world: usize) -> Result<Device, Failure> {
     let fail = |code, why: &str, fix: &str| {
         Err(Failure::new(code, "cannot train on GPUs: train.device is \"cuda\"", why, fix))
     };
-    match (wanted, gpus) {
+    match (wanted, gpus.count) {
         (Wanted::Cpu, _) | (Wanted::Auto, 0) => Ok(Device::Cpu),
-        (Wanted::Cuda, _) if !built => fail(
+        (Wanted::Cuda, _) if !gpus.built => fail(
             ErrorCode::TrainerUnusable,
             "this vidtui-train was built without CUDA",
             "build it with `--features cuda` (README, \"On GPUs\"), or set train.device = \"cpu\"",
@@ -45,11 +68,13 @@ fn place(wanted: Wanted, built: bool, gpus: usize, local_rank: usize, local_worl
             "no GPU is visible on this node",
             "check nvidia-smi and CUDA_VISIBLE_DEVICES, or set train.device = \"cpu\"",
         ),
-        (_, gpus) if gpus < local_world => Err(Failure::new(
+        (_, count) if gpus.shared => Ok(Device::Cuda(local_rank % count)),
+        (_, count) if count < local_world => Err(Failure::new(
             ErrorCode::TooFewRanks,
             format!("cannot give each of {local_world} ranks of this node a GPU"),
-            format!("{} visible", units::counted(gpus, "GPU")),
-            "set the slots of the node in the hostfile to its number of GPUs, and check CUDA_VISIBLE_DEVICES",
+            format!("{} visible", units::counted(count, "GPU")),
+            "set the slots of the node in the hostfile to its number of GPUs, and check CUDA_VISIBLE_DEVICES; to try a mesh with several ranks \
+             on a GPU: env.presets = [\"nccl_shared_gpus\"]",
         )),
         _ => Ok(Device::Cuda(local_rank)),
     }
@@ -188,11 +213,21 @@ mod tests {
 
     #[test]
     fn a_rank_gets_the_gpu_of_its_local_rank_and_the_cpu_if_there_is_none() {
-        let place = |wanted, gpus| place(wanted, true, gpus, 3, 4).unwrap();
+        let place = |wanted, count| place(wanted, Gpus { built: true, count, shared: false }, 3, 4).unwrap();
         assert_eq!(place(Wanted::Auto, 4), Device::Cuda(3));
         assert_eq!(place(Wanted::Cuda, 8), Device::Cuda(3));
         assert_eq!(place(Wanted::Auto, 0), Device::Cpu);
         assert_eq!(place(Wanted::Cpu, 4), Device::Cpu);
+    }
+
+    #[test]
+    fn ranks_that_may_share_gpus_get_them_in_turn() {
+        let place = |count, rank| {
+            place(Wanted::Cuda, Gpus { built: true, count, shared: true }, rank, 4).map_err(|failure| failure.code)
+        };
+        assert_eq!([0, 1, 2, 3].map(|rank| place(1, rank)), [Ok(Device::Cuda(0)); 4]);
+        assert_eq!([0, 1, 2, 3].map(|rank| place(2, rank)), [0, 1, 0, 1].map(|gpu| Ok(Device::Cuda(gpu))));
+        assert_eq!([place(8, 3), place(0, 3)], [Ok(Device::Cuda(3)), Err(ErrorCode::NoGpu)]);
     }
 
     #[test]
@@ -217,10 +252,11 @@ mod tests {
 
     #[test]
     fn a_build_without_cuda_no_gpu_and_too_few_gpus_are_different_errors() {
-        let code = |built, gpus| place(Wanted::Cuda, built, gpus, 0, 2).unwrap_err().code;
+        let gpus = |built, count| Gpus { built, count, shared: false };
+        let code = |built, count| place(Wanted::Cuda, gpus(built, count), 0, 2).unwrap_err().code;
         assert_eq!(code(false, 0), ErrorCode::TrainerUnusable);
         assert_eq!(code(true, 0), ErrorCode::NoGpu);
         assert_eq!(code(true, 1), ErrorCode::TooFewRanks);
-        assert!(place(Wanted::Auto, true, 1, 0, 2).is_err());
+        assert!(place(Wanted::Auto, gpus(true, 1), 0, 2).is_err());
     }
 }

@@ -33,7 +33,8 @@ impl Memory {
 /// group or its process is limited. `None` if the limit is unknown.
 pub fn limit(device: Device, ranks_on_node: usize) -> Option<u64> {
     if let Device::Cuda(gpu) = device {
-        return c10d::cuda::total_bytes(gpu).ok();
+        let sharing = crate::device::ranks_per_gpu(ranks_on_node) as u64;
+        return c10d::cuda::total_bytes(gpu).ok().map(|bytes| bytes / sharing);
     }
     let of_groups = own_groups().into_iter().map(|group| group.limit).min();
     let of_node = [kib(&text("/proc/meminfo"), "MemTotal:"), of_groups].into_iter().flatten().min();
