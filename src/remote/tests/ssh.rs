@@ -6,6 +6,7 @@
 use std::fs;
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::ops::ControlFlow;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::process::{self, Child, Stdio};
 use std::sync::mpsc::{self, Receiver};
@@ -565,6 +566,17 @@ fn a_new_key_is_added_where_the_configuration_allows_it() {
         let config = fs::read_to_string(rig.ssh_config()).unwrap();
         let trusting = rig.folder().join("trusting_config");
         let known_hosts = rig.folder().join("noted");
+        let hashed = rig.folder().join("hashed");
+        let lines = format!(
+            "  StrictHostKeyChecking accept-new\n  HashKnownHosts yes\n  UserKnownHostsFile {hashed}\n  GlobalKnownHostsFile none\n"
+        );
+        for _ in 0..2 {
+            assert_eq!(stdout(&mut ssh_with(rig, "node01", &lines, false), "hostname"), "node01");
+        }
+        let text = fs::read_to_string(&hashed).unwrap();
+        assert!(text.starts_with("|1|") && text.lines().count() == 1, "{text}");
+        let mut find = process::Command::new("ssh-keygen");
+        succeed(find.args(["-F", "10.99.0.1", "-f", hashed.as_str()]));
         fs::write(
             &trusting,
             format!("Host *\n  StrictHostKeyChecking accept-new\n  UserKnownHostsFile {known_hosts}\n{config}"),
@@ -728,5 +740,191 @@ fn jump_hosts_are_reached_through_openssh() {
         let is_login_refused =
             |result| matches!(result, Err(RemoteError::Unreachable { error, .. }) if error.step == ConnectStep::Login);
         eventually("the login is refused", || is_login_refused(run(&mut node, "true")));
+    });
+}
+
+/// Returns a transport with lines in front of the rig's configuration, which has the first value of every option.
+fn ssh_with(rig: &Rig, node: &str, lines: &str, always_program: bool) -> Ssh {
+    let config = rig.folder().join(format!("config-{}", lines.len()));
+    fs::write(&config, format!("Host *\n{lines}{}", fs::read_to_string(rig.ssh_config()).unwrap())).unwrap();
+    Ssh::new(SshOptions { config: Some(config), always_program, ..SshOptions::default() }, login(node))
+}
+
+/// Replaces lines of a node's sshd_config, in which the first value of an option counts, and restarts the server.
+fn configure_sshd(rig: &Rig, node: &str, lines: &str) {
+    let file = rig.node_folder(node).join("sshd_config");
+    let old = fs::read_to_string(&file).unwrap();
+    fs::write(&file, format!("{lines}{old}")).unwrap();
+    rig.verb(&format!("killsshd {node}")).unwrap();
+    rig.verb(&format!("startsshd {node}")).unwrap();
+}
+
+#[test]
+fn options_that_forbid_a_connection_forbid_it_with_both_clients() {
+    with_rig(1, |rig| {
+        let revoked = rig.folder().join("revoked");
+        fs::copy(rig.node_folder("node01").join("host_key.pub"), &revoked).unwrap();
+        let cases = [
+            (format!("  RevokedHostKeys {revoked}\n"), ConnectStep::HostKey),
+            ("  HostKeyAlgorithms ecdsa-sha2-nistp256\n".into(), ConnectStep::Handshake),
+            ("  AddressFamily inet6\n".into(), ConnectStep::Connect),
+            ("  PubkeyAuthentication no\n".into(), ConnectStep::Login),
+            ("  PubkeyAcceptedAlgorithms rsa-sha2-512\n".into(), ConnectStep::Login),
+            ("  BindAddress 192.0.2.1\n".into(), ConnectStep::Connect),
+        ];
+        for (lines, step) in &cases {
+            let error = run(&mut ssh_with(rig, "node01", lines, false), "true").unwrap_err();
+            let RemoteError::Unreachable { error, .. } = &error else { panic!("{lines}: {error}") };
+            assert_eq!(error.step, *step, "{lines}: {error}");
+            assert!(run(&mut ssh_with(rig, "node01", lines, true), "true").is_err(), "{lines}");
+        }
+    });
+}
+
+#[test]
+fn algorithms_and_addresses_of_the_configuration_are_used() {
+    with_rig(1, |rig| {
+        let lines = "  Ciphers aes128-ctr\n  MACs hmac-sha2-512\n  KexAlgorithms ecdh-sha2-nistp384\n  \
+            HostKeyAlgorithms ssh-ed25519\n  AddressFamily inet\n";
+        let sshd = "Ciphers aes128-ctr\nMACs hmac-sha2-512\nKexAlgorithms ecdh-sha2-nistp384\n";
+        configure_sshd(rig, "node01", sshd);
+        assert_eq!(stdout(&mut ssh_with(rig, "node01", lines, false), "hostname"), "node01");
+        for other in ["Ciphers aes256-ctr", "MACs hmac-sha2-256", "KexAlgorithms curve25519-sha256"] {
+            let error = run(&mut ssh_with(rig, "node01", &format!("  {other}\n"), false), "true").unwrap_err();
+            let RemoteError::Unreachable { error, .. } = &error else { panic!("{other}: {error}") };
+            assert_eq!(error.step, ConnectStep::Handshake, "{other}: {error}");
+        }
+
+        succeed(rig.command("ip").args(["addr", "add", "10.99.254.1/16", "dev", "br0"]));
+        configure_sshd(rig, "node01", "AllowUsers root@10.99.254.1\n");
+        assert_eq!(
+            run(&mut ssh_with(rig, "node01", lines, false), "true").unwrap_err().code(),
+            ErrorCode::LoginRefused
+        );
+        let bound = format!("{lines}  BindAddress 10.99.254.1\n");
+        assert_eq!(stdout(&mut ssh_with(rig, "node01", &bound, false), "hostname"), "node01");
+    });
+}
+
+#[test]
+fn options_for_a_terminal_and_forwarded_ports_do_not_disturb_commands() {
+    with_rig(2, |rig| {
+        let ran = rig.folder().join("ran");
+        let used = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = used.local_addr().unwrap().port();
+        let lines = format!(
+            "  RemoteCommand tmux new -A -s main\n  RequestTTY force\n  PermitLocalCommand yes\n  LocalCommand touch {ran}\n  \
+             LocalForward {port} localhost:22\n  ExitOnForwardFailure yes\n  ForwardAgent yes\n  ForwardX11 yes\n  \
+             SetEnv LC_ALL=de_DE.UTF-8\n  VisualHostKey yes\n  LogLevel DEBUG\n"
+        );
+        // OpenSSH 8.7 and newer have these.
+        let newer = "  IgnoreUnknown SessionType,StdinNull,ForkAfterAuthentication\n  SessionType none\n  StdinNull yes\n  \
+            ForkAfterAuthentication yes\n";
+        for (always_program, jump) in [(false, ""), (true, ""), (false, "  ProxyJump node01\n")] {
+            let lines = match jump {
+                "" => format!("{newer}{lines}"),
+                // The jump host has its own connection, which these options would end.
+                _ => format!("Host node02\n{jump}{newer}{lines}"),
+            };
+            let mut node = ssh_with(rig, "node02", &lines, always_program);
+            let mut command = Command::new("run a test", "cat; hostname; echo warning >&2", LONG);
+            command.input = b"input\n".to_vec();
+            let output = node.run(&command).unwrap();
+            assert_eq!(String::from_utf8_lossy(&output.stdout), "input\nnode02\n");
+            assert_eq!(String::from_utf8_lossy(&output.stderr), "warning\n");
+            let (_stream, events) = stream(&node, TICKING, LONG);
+            until(&events, |event| matches!(event, StreamEvent::Line(line) if line == "tick 3"));
+            assert!(!ran.exists(), "the local command ran");
+        }
+    });
+}
+
+/// Makes a node require a code by keyboard-interactive after the key.
+fn require_code(rig: &Rig, node: &str, code: &str) {
+    let check = rig.share().join("check-code");
+    fs::write(&check, format!("#!/bin/sh\ngrep -q '^{code}'\n")).unwrap();
+    fs::set_permissions(&check, fs::Permissions::from_mode(0o755)).unwrap();
+    let pam = rig.share().join("pam");
+    let rules = format!("auth required pam_exec.so quiet expose_authtok {check}\n");
+    fs::write(&pam, format!("{rules}account required pam_permit.so\nsession required pam_permit.so\n")).unwrap();
+    succeed(rig.command_on(node, "mount").args(["--bind", pam.as_str(), "/etc/pam.d/sshd"]));
+    let methods =
+        "UsePAM yes\nKbdInteractiveAuthentication yes\nAuthenticationMethods publickey,keyboard-interactive\n";
+    configure_sshd(rig, node, methods);
+}
+
+#[test]
+fn a_node_that_requires_a_code_is_reached_over_the_connection_that_the_user_opened() {
+    with_rig(1, |rig| {
+        require_code(rig, "node01", "123456");
+        let socket = rig.folder().join("cm-node01");
+        let lines = format!("  ControlMaster auto\n  ControlPath {}/cm-%n\n  ControlPersist 600\n", rig.folder());
+        let mut clients = [false, true].map(|always_program| ssh_with(rig, "node01", &lines, always_program));
+        for node in &mut clients {
+            let error = run(node, "true").unwrap_err();
+            assert_eq!(error.code(), ErrorCode::LoginRefused, "{error}");
+            let failure = error.failure("cannot reach node01");
+            assert!(failure.why.contains("keyboard-interactive") && failure.fix.contains("ControlMaster"), "{failure}");
+        }
+
+        let answer = rig.folder().join("answer");
+        fs::write(&answer, "#!/bin/sh\necho 123456\n").unwrap();
+        fs::set_permissions(&answer, fs::Permissions::from_mode(0o755)).unwrap();
+        let config = rig.folder().join(format!("config-{}", lines.len()));
+        let log_in = || {
+            let mut ssh = process::Command::new("ssh");
+            ssh.args(["-F", config.as_str(), "-o", "BatchMode=no", "-f", "-N", "node01"]);
+            ssh.env("SSH_ASKPASS", &answer).env("SSH_ASKPASS_REQUIRE", "force").env("DISPLAY", ":0");
+            let quiet = ssh.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+            assert!(quiet.status().unwrap().success(), "the user cannot log in");
+        };
+        log_in();
+        let logins = || {
+            let log = fs::read_to_string(rig.node_folder("node01").join("sshd.log")).unwrap();
+            log.matches("Accepted keyboard-interactive").count()
+        };
+        assert_eq!(logins(), 1);
+        for node in &mut clients {
+            assert_eq!(stdout(node, "hostname"), "node01");
+            let (_stream, events) = stream(node, TICKING, LONG);
+            until(&events, |event| matches!(event, StreamEvent::Line(line) if line == "tick 3"));
+            // The user's connection has as many sessions as the server allows.
+            thread::scope(|scope| {
+                for number in 0..20 {
+                    let mut node = node.clone();
+                    scope.spawn(move || {
+                        let text = stdout(&mut node, &format!("sleep 0.05; echo {number}"));
+                        assert_eq!(text, number.to_string());
+                    });
+                }
+            });
+        }
+        assert_eq!(logins(), 1, "the connection of the user is shared");
+
+        let exit = ["-F", config.as_str(), "-O", "exit", "node01"];
+        assert!(process::Command::new("ssh").args(exit).output().unwrap().status.success());
+        eventually("the socket is gone", || !socket.exists());
+        for node in &mut clients {
+            assert_eq!(run(node, "true").unwrap_err().code(), ErrorCode::LoginRefused);
+        }
+        log_in();
+        for node in &mut clients {
+            assert_eq!(stdout(node, "hostname"), "node01");
+        }
+        succeed(process::Command::new("ssh").args(exit));
+    });
+}
+
+#[test]
+fn a_stream_that_could_not_log_in_ends_when_the_user_opens_a_connection() {
+    with_rig(1, |rig| {
+        require_code(rig, "node01", "123456");
+        let lines = format!("  ControlPath {}/cm-%n\n", rig.folder());
+        let node = ssh_with(rig, "node01", &lines, false);
+        let (_stream, events) = stream(&node, TICKING, LONG);
+        until(&events, |event| matches!(event, StreamEvent::Disconnected(_)));
+        // Stands for the user's connection.
+        let _master = UnixListener::bind(rig.folder().join("cm-node01")).unwrap();
+        until(&events, |event| matches!(event, StreamEvent::Exited(_)));
     });
 }

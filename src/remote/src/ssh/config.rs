@@ -1,16 +1,20 @@
 //! The user's SSH configuration for a node, from `ssh -G`, which resolves aliases, Include, Match and tokens.
 
+use std::collections::HashMap;
 use std::env;
-use std::fs;
+use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
-use std::sync::LazyLock;
+use std::sync::{LazyLock, Mutex, PoisonError};
 use std::time::Duration;
 
-use camino::{Utf8Path, Utf8PathBuf};
+use camino::Utf8PathBuf;
 use rundir::{ErrorCode, Login};
 
-use super::blocks;
+use super::algorithms::Algorithms;
 use super::known_hosts::KnownKeys;
+use super::options::Printed;
+use super::public_key::PublicKey;
+use super::tokens::Tokens;
 use crate::error::{ConnectStep, ConnectionError};
 
 /// The timeout of a TCP connection if the configuration sets none.
@@ -73,6 +77,7 @@ impl SshOptions {
 pub struct Settings {
     /// The node's address, or a name that the resolver can resolve.
     pub host: String,
+    pub addresses: AddressFamily,
     /// The name of the node's keys in `known_hosts`, if it differs from `host` (`HostKeyAlias`).
     pub key_alias: Option<String>,
     pub user: String,
@@ -84,12 +89,27 @@ pub struct Settings {
     pub agent: Option<Utf8PathBuf>,
     /// The `known_hosts` files. New keys are added to the first.
     pub known_hosts: Vec<Utf8PathBuf>,
+    /// Whether the name of a new key is written as a hash (`HashKnownHosts`).
+    pub hashes_names: bool,
     pub unknown_keys: UnknownKeys,
+    pub algorithms: Algorithms,
     pub connect_timeout: Duration,
     /// Whether the connection to `host` and `port` is direct, without a jump host or a proxy command.
     pub is_direct: bool,
+    /// The socket of the connection that the user's `ssh` shares (`ControlPath`). It may not exist.
+    pub control_path: Option<Utf8PathBuf>,
+    /// The arguments of OpenSSH's program that replace values which would disturb commands.
+    pub overrides: Vec<String>,
     /// Why libssh2 does not support the configuration.
     pub unsupported: Option<String>,
+}
+
+/// The addresses that are connected to (`AddressFamily`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AddressFamily {
+    Any,
+    Ipv4,
+    Ipv6,
 }
 
 /// The treatment of a host key that is not in `known_hosts` (`StrictHostKeyChecking`).
@@ -104,33 +124,32 @@ pub enum UnknownKeys {
 }
 
 impl Settings {
-    /// Reads the settings. Runs `ssh -G` once for all nodes that the configuration treats alike.
+    /// Reads the settings of one node. Each node needs its own `ssh -G` (4 ms), because any option may depend on the node's name.
     pub fn read(options: &SshOptions, login: &Login) -> Result<Self, ConnectionError> {
-        let home = env::var("HOME").unwrap_or_default();
-        let mut settings = blocks::shared(options, login, &home, || Self::query(options, login))?;
-        if options.always_program {
-            settings.unsupported = Some("VIDTUI_SSH is set".into());
-        }
-        settings.unsupported = settings.unsupported.take().or_else(|| settings.unsupported_by_files());
+        let text = ssh_g(options, login)?;
+        let mut settings = parse(&text, login, Tokens::of_this_user(), env::var("SSH_AUTH_SOCK").ok());
+        let unsupported = || Printed(&text).unsupported(|| defaults(&options.program));
+        settings.unsupported = if options.always_program {
+            Some("VIDTUI_SSH is set".into())
+        } else {
+            settings.unsupported.take().or_else(unsupported).or_else(|| settings.unsupported_by_files())
+        };
         Ok(settings)
     }
 
-    /// Reads the settings with `ssh -G`, without the files that they name.
-    pub(super) fn query(options: &SshOptions, login: &Login) -> Result<Self, ConnectionError> {
-        let error =
-            |why: String, fix: &str| ConnectionError::new(ConnectStep::Config, ErrorCode::NodeUnreachable, why, fix);
-        let mut command = options.command(login);
-        let command = command.args(["-G", "--", login.node.as_str()]).stdin(Stdio::null());
-        let output = command.output().map_err(|io| {
-            let why = format!("{} cannot be started: {io}", options.program);
-            error(why, "install OpenSSH's client (Debian: apt-get install openssh-client)")
-        })?;
-        if !output.status.success() {
-            let why = format!("the SSH configuration cannot be read: {}", String::from_utf8_lossy(&output.stderr));
-            return Err(error(why, &format!("correct it; test it with `{} -G`", options.command_line(login))));
-        }
-        let home = env::var("HOME").unwrap_or_default();
-        Ok(parse(&String::from_utf8_lossy(&output.stdout), &home, env::var("SSH_AUTH_SOCK").ok()))
+    /// Returns why OpenSSH's program must connect to the node now.
+    pub fn needs_program(&self) -> Option<String> {
+        let shared = || {
+            let socket = self.control_path.as_ref().filter(|_| self.has_shared_connection())?;
+            Some(format!("ssh shares the open connection {socket} (ControlPath)"))
+        };
+        self.unsupported.clone().or_else(shared)
+    }
+
+    /// Returns whether the user's `ssh` has a connection to the node that other programs may share (`ControlMaster`).
+    pub fn has_shared_connection(&self) -> bool {
+        // The socket of an `ssh` that was killed remains and refuses connections.
+        self.control_path.as_ref().is_some_and(|socket| UnixStream::connect(socket).is_ok())
     }
 
     /// Reads the known keys of the node.
@@ -146,13 +165,19 @@ impl Settings {
 
     /// Returns why libssh2 does not support the files that the configuration names.
     fn unsupported_by_files(&self) -> Option<String> {
-        for key in &self.keys {
-            let public = Utf8PathBuf::from(format!("{key}.pub"));
-            if key.exists() && fs::read_to_string(&public).is_ok_and(|text| text.starts_with("sk-")) {
-                return Some(format!("key {key} is on a security device"));
+        for key in self.keys.iter().filter(|key| key.exists()) {
+            match PublicKey::of_file(key) {
+                Some(public) if public.kind().starts_with("sk-") => {
+                    return Some(format!("key {key} is on a security device"));
+                }
+                None if !self.algorithms.accept_every_key() => {
+                    return Some(format!(
+                        "the type and length of key {key} are unknown, because {key}.pub does not exist"
+                    ));
+                }
+                _ => {}
             }
-            let certificate = Utf8PathBuf::from(format!("{key}-cert.pub"));
-            if key.exists() && certificate.exists() {
+            if Utf8PathBuf::from(format!("{key}-cert.pub")).exists() {
                 return Some(format!("key {key} has a certificate"));
             }
         }
@@ -160,77 +185,115 @@ impl Settings {
     }
 }
 
-fn parse(text: &str, home: &str, agent: Option<String>) -> Settings {
-    let pairs = || text.lines().filter_map(|line| line.split_once(' ').map(|(key, value)| (key, value.trim())));
-    let value = |key: &str| pairs().find(|(name, _)| *name == key).map(|(_, value)| value);
-    let unless_none = |key: &str| value(key).filter(|value| *value != "none");
-    let path = |word: &str| match word.strip_prefix("~/") {
-        Some(rest) => Utf8Path::new(home).join(rest),
-        None => Utf8PathBuf::from(word),
+/// Returns the output of `ssh -G`, which resolves aliases, Include and Match and expands most tokens.
+fn ssh_g(options: &SshOptions, login: &Login) -> Result<String, ConnectionError> {
+    let error =
+        |why: String, fix: &str| ConnectionError::new(ConnectStep::Config, ErrorCode::NodeUnreachable, why, fix);
+    let mut command = options.command(login);
+    let command = command.args(["-G", "--", login.node.as_str()]).stdin(Stdio::null());
+    let output = command.output().map_err(|io| {
+        let why = format!("{} cannot be started: {io}", options.program);
+        error(why, "install OpenSSH's client (Debian: apt-get install openssh-client)")
+    })?;
+    if !output.status.success() {
+        let why = format!("the SSH configuration cannot be read: {}", String::from_utf8_lossy(&output.stderr));
+        return Err(error(why, &format!("correct it; test it with `{} -G`", options.command_line(login))));
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// Returns the output of `ssh -G` for a configuration without options. Runs a program once in this process.
+fn defaults(program: &str) -> Option<String> {
+    static KNOWN: LazyLock<Mutex<HashMap<String, Option<String>>>> = LazyLock::new(Mutex::default);
+    let read = || {
+        let output =
+            Command::new(program).args(["-F", "/dev/null", "-G", "localhost"]).stdin(Stdio::null()).output().ok()?;
+        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
     };
-    let files = |key: &str| value(key).unwrap_or_default().split_whitespace().map(path).collect::<Vec<_>>();
-    let host = value("hostname").unwrap_or_default().to_owned();
-    let identities = pairs().filter(|(key, _)| *key == "identityfile").map(|(_, file)| path(file));
+    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    known.entry(program.to_owned()).or_insert_with(read).clone()
+}
+
+fn parse(text: &str, login: &Login, this_user: Tokens, agent: Option<String>) -> Settings {
+    let printed = Printed(text);
+    let value = |name: &str| printed.value(name);
+    let unless_none = |name: &str| value(name).filter(|value| *value != "none");
+    let (host, user) = (value("hostname").unwrap_or_default(), value("user").unwrap_or_default());
+    let port = value("port").and_then(|port| port.parse().ok()).unwrap_or(22);
+    let key_alias = value("hostkeyalias").map(str::to_lowercase);
+    let tokens = Tokens {
+        name: login.node.to_string(),
+        host: host.into(),
+        key_alias: key_alias.clone(),
+        port,
+        user: user.into(),
+        ..this_user
+    };
+    let mut unsupported = None;
+    let mut expand = |path: &str| {
+        let expanded = tokens.expand(path);
+        if expanded.is_none() {
+            // Its error names the token or the variable.
+            unsupported.get_or_insert_with(|| format!("{path} has a token or variable without a value"));
+        }
+        expanded
+    };
+    let keys = printed.values("identityfile").filter(|file| *file != "none").filter_map(&mut expand).collect();
     let agent = match value("identityagent") {
         Some("none") => None,
         None | Some("SSH_AUTH_SOCK") => agent.filter(|socket| !socket.is_empty()).map(Utf8PathBuf::from),
-        Some(other) => match other.strip_prefix('$') {
+        Some(other) => match other.strip_prefix('$').filter(|rest| !rest.starts_with('{')) {
             Some(variable) => env::var(variable).ok().map(Utf8PathBuf::from),
-            None => Some(path(other)),
+            None => expand(other),
         },
     };
-    let is_direct = unless_none("proxyjump").or(unless_none("proxycommand")).is_none();
-    let unsupported = if let Some(jump) = unless_none("proxyjump") {
-        Some(format!("it uses the jump host {jump} (ProxyJump)"))
-    } else if unless_none("proxycommand").is_some() {
-        Some("it uses a proxy command (ProxyCommand)".into())
-    } else if pairs().any(|(key, _)| key == "certificatefile") {
-        Some("it uses a certificate (CertificateFile)".into())
-    } else if unless_none("pkcs11provider").is_some() {
-        Some("its key is on a smart card (PKCS11Provider)".into())
-    } else if unless_none("knownhostscommand").is_some() {
-        Some("its known keys come from a command (KnownHostsCommand)".into())
-    } else if value("gssapiauthentication") == Some("yes") && has_kerberos_ticket() {
-        // Debian's configuration enables it for every node, but it is used only with a ticket.
-        Some("there is a Kerberos ticket (GSSAPIAuthentication)".into())
-    } else {
-        None
-    };
+    let mut known_hosts = Vec::new();
+    for name in ["userknownhostsfile", "globalknownhostsfile"] {
+        for file in unless_none(name).unwrap_or_default().split_whitespace() {
+            // `ssh -G` prints names with spaces without quotes.
+            if !file.starts_with(['/', '~']) {
+                unsupported.get_or_insert_with(|| format!("{file} in {name} may be a part of a name with a space"));
+            }
+            known_hosts.push(tokens.expand_home(file));
+        }
+    }
+    let algorithms = Algorithms::read(printed);
+    let unsupported = unsupported.or_else(|| algorithms.unsupported());
     Settings {
-        key_alias: unless_none("hostkeyalias").map(str::to_owned),
-        host,
-        user: value("user").unwrap_or_default().to_owned(),
-        port: value("port").and_then(|port| port.parse().ok()).unwrap_or(22),
-        keys: identities.collect(),
+        host: host.into(),
+        addresses: match value("addressfamily") {
+            Some("inet") => AddressFamily::Ipv4,
+            Some("inet6") => AddressFamily::Ipv6,
+            _ => AddressFamily::Any,
+        },
+        key_alias,
+        user: user.into(),
+        port,
+        keys,
         only_these_keys: value("identitiesonly") == Some("yes"),
         agent,
-        known_hosts: files("userknownhostsfile").into_iter().chain(files("globalknownhostsfile")).collect(),
+        known_hosts,
+        hashes_names: value("hashknownhosts") == Some("yes"),
         unknown_keys: match value("stricthostkeychecking") {
             Some("accept-new") => UnknownKeys::Add,
             Some("no" | "off" | "false") => UnknownKeys::Trust,
             _ => UnknownKeys::Refuse,
         },
+        algorithms,
         connect_timeout: value("connecttimeout")
             .and_then(|s| s.parse().ok())
             .map_or(CONNECT_TIMEOUT, |s: u64| Duration::from_secs(s.max(1))),
-        is_direct,
+        is_direct: unless_none("proxyjump").or(unless_none("proxycommand")).is_none(),
+        control_path: unless_none("controlpath").map(Utf8PathBuf::from),
+        overrides: printed.overrides(),
         unsupported,
     }
 }
 
-/// Returns whether there is a Kerberos ticket. Runs `klist` once, because the location of tickets (a file, the kernel's
-/// keyring, a daemon) depends on Kerberos's configuration.
-fn has_kerberos_ticket() -> bool {
-    static HAS: LazyLock<bool> = LazyLock::new(|| {
-        let quiet =
-            Command::new("klist").arg("-s").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status();
-        quiet.is_ok_and(|status| status.success())
-    });
-    *HAS
-}
-
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     const USUAL: &str = "\
@@ -248,7 +311,9 @@ connecttimeout none
 ";
 
     fn read(more: &str) -> Settings {
-        parse(&format!("{more}{USUAL}"), "/home/ada", Some("/run/agent".into()))
+        let login = Login { node: cluster::NodeId::from_hostname("gpu01"), user: None, port: None };
+        let this_user = Tokens { home: "/home/ada".into(), this_host: "laptop".into(), ..Tokens::of_this_user() };
+        parse(&format!("{more}{USUAL}"), &login, this_user, Some("/run/agent".into()))
     }
 
     #[test]
@@ -267,34 +332,85 @@ connecttimeout none
         assert_eq!(read("stricthostkeychecking false\n").unknown_keys, UnknownKeys::Trust);
         assert_eq!(read("identityagent none\n").agent, None);
         assert_eq!(read("identityagent ~/agent\n").agent, Some("/home/ada/agent".into()));
+        assert_eq!(read("identityagent SSH_AUTH_SOCK\n").agent, Some("/run/agent".into()));
+        assert_eq!(read("identityagent $VIDTUI_NO_SUCH_VARIABLE\n").agent, None);
+        assert_eq!(read("addressfamily inet\n").addresses, AddressFamily::Ipv4);
+        assert!(read("hashknownhosts yes\n").hashes_names && !read("").hashes_names);
     }
 
     #[test]
-    fn configurations_that_libssh2_does_not_support_use_openssh() {
-        let lines = [
-            "",
-            "proxyjump login\n",
-            "proxyjump none\n",
-            "proxycommand nc %h\n",
-            "pkcs11provider /lib/opensc.so\n",
-            "certificatefile ~/c\n",
-        ];
-        assert_eq!(lines.map(|line| read(line).unsupported.is_some()), [false, true, false, true, true, true]);
+    fn tokens_in_the_paths_of_keys_are_expanded_for_the_node() {
+        let files = "identityfile ~/.ssh/keys/%h\nidentityfile %d/%n-%r-%p\nidentityfile none\n";
+        let keys = read(files).keys;
+        assert_eq!(keys[..2], ["/home/ada/.ssh/keys/10.0.0.7", "/home/ada/gpu01-ada-2200"]);
+        assert_eq!(keys.len(), 4, "{keys:?}");
+        let unknown = read("identityfile /keys/${VIDTUI_NO_SUCH_VARIABLE}\n");
+        assert!(unknown.unsupported.is_some_and(|why| why.contains("VIDTUI_NO_SUCH_VARIABLE")));
+    }
+
+    #[test]
+    fn names_of_known_hosts_files_that_may_have_spaces_use_openssh() {
+        assert_eq!(read("userknownhostsfile none\n").unsupported, None);
+        let unsupported = read("userknownhostsfile /home/ada/my known_hosts\n").unsupported;
+        assert!(unsupported.as_ref().is_some_and(|why| why.contains("known_hosts")), "{unsupported:?}");
+    }
+
+    #[test]
+    fn a_shared_connection_is_used_while_its_socket_accepts_connections() {
+        let temp = tempfile::tempdir().unwrap();
+        let socket = temp.path().join("cm");
+        let settings = read(&format!("controlpath {}\n", socket.display()));
+        assert_eq!(settings.needs_program(), None, "there is no socket");
+        let master = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        assert!(settings.needs_program().is_some_and(|why| why.contains("ControlPath")));
+        drop(master);
+        assert!(socket.exists());
+        assert_eq!(settings.needs_program(), None, "nothing listens");
+        assert_eq!(read("controlpath none\n").control_path, None);
+    }
+
+    #[test]
+    fn settings_of_nodes_with_tokens_and_blocks_of_their_own_differ() {
+        let temp = tempfile::tempdir().unwrap();
+        let config = Utf8PathBuf::from_path_buf(temp.path().join("config")).unwrap();
+        let text = "Host gpu1\n  User ada\nHost gpu2\n  HostName 10.0.0.2\n  AddressFamily inet6\nMatch originalhost gpu3\n  \
+            BindAddress 10.0.0.9\nHost *\n  IdentityFile /keys/%n-%r\n  User bob\n  ControlPath /run/cm-%h\n";
+        fs::write(&config, text).unwrap();
+        let options = SshOptions { config: Some(config), ..SshOptions::default() };
+        let read = |name: &str| {
+            let login = Login { node: cluster::NodeId::new(name).unwrap(), user: None, port: None };
+            Settings::read(&options, &login).unwrap()
+        };
+        let [first, second, third] = ["gpu1", "gpu2", "gpu3"].map(read);
+        assert_eq!(
+            [&first, &second, &third].map(|s| s.keys[0].as_str()),
+            ["/keys/gpu1-ada", "/keys/gpu2-bob", "/keys/gpu3-bob"]
+        );
+        assert_eq!([&first, &second].map(|s| s.control_path.clone().unwrap()), ["/run/cm-gpu1", "/run/cm-10.0.0.2"]);
+        assert_eq!([first.addresses, second.addresses], [AddressFamily::Any, AddressFamily::Ipv6]);
+        assert_eq!([first.unsupported, second.unsupported], [None, None]);
+        assert!(third.unsupported.is_some_and(|why| why.contains("BindAddress")));
     }
 
     #[test]
     fn keys_on_security_devices_and_keys_with_certificates_use_openssh() {
         let temp = tempfile::tempdir().unwrap();
-        let folder = Utf8Path::from_path(temp.path()).unwrap();
+        let folder = camino::Utf8Path::from_path(temp.path()).unwrap();
         let mut settings = read("");
         settings.keys = vec![folder.join("id_a"), folder.join("id_b")];
-        fs::write(folder.join("id_a.pub"), "sk-ssh-ed25519@openssh.com AAAA").unwrap();
+        // A public key of type sk-ssh-ed25519@openssh.com.
+        let security_key = "sk-ssh-ed25519@openssh.com AAAAGnNrLXNzaC1lZDI1NTE5QG9wZW5zc2guY29t";
+        fs::write(folder.join("id_a.pub"), security_key).unwrap();
         assert_eq!(settings.unsupported_by_files(), None, "the key file does not exist");
         fs::write(folder.join("id_a"), "").unwrap();
         assert!(settings.unsupported_by_files().is_some_and(|why| why.contains("id_a")));
-        fs::write(folder.join("id_a.pub"), "ssh-ed25519 AAAA").unwrap();
+        fs::write(folder.join("id_a.pub"), "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5").unwrap();
         assert_eq!(settings.unsupported_by_files(), None);
         fs::write(folder.join("id_b"), "").unwrap();
+        assert_eq!(settings.unsupported_by_files(), None, "its type is unknown, and every type is allowed");
+        settings.algorithms.required_rsa_bits = 2048;
+        assert!(settings.unsupported_by_files().is_some_and(|why| why.contains("id_b.pub")));
+        settings.algorithms.required_rsa_bits = 1024;
         fs::write(folder.join("id_b-cert.pub"), "").unwrap();
         assert!(settings.unsupported_by_files().is_some_and(|why| why.contains("id_b")));
     }

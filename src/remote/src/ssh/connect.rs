@@ -1,22 +1,21 @@
 //! Connects to a node: TCP, handshake, host key, login. Each step has its own errors.
 
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
-use std::net::{TcpStream, ToSocketAddrs};
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::os::unix::net::UnixStream;
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use base64::Engine;
-use base64::engine::general_purpose::STANDARD;
-use camino::Utf8PathBuf;
+use camino::{Utf8Path, Utf8PathBuf};
 use nix::errno::Errno;
 use rundir::{ErrorCode, Login};
-use ssh2::{MethodType, Session};
+use ssh2::Session;
 
-use super::config::{Settings, SshOptions, UnknownKeys};
-use super::known_hosts::{self, KeyStatus};
+use super::config::{AddressFamily, Settings, SshOptions, UnknownKeys};
+use super::known_hosts::{self, KeyStatus, Salt};
+use super::public_key::PublicKey;
 use crate::backoff::Backoff;
 use crate::error::{ConnectStep, ConnectionError};
 
@@ -58,7 +57,7 @@ pub fn connect(settings: &Settings, login: &Login, options: &SshOptions) -> Resu
         }
     };
     check_host_key(settings, login, &session, &known_keys, &ssh)?;
-    log_in(settings, &session, &ssh)?;
+    log_in(settings, login, &session, &ssh)?;
     Ok(Connected { session, socket })
 }
 
@@ -85,6 +84,16 @@ fn connect_tcp(settings: &Settings, login: &Login, ssh: &str) -> Result<TcpStrea
         let fix = format!("check the name; try `{ssh}`");
         failed(ErrorCode::NoAddress, format!("{name} has no address: {why}"), fix)
     })?;
+    let (option, is_wanted): (_, fn(&SocketAddr) -> bool) = match settings.addresses {
+        AddressFamily::Any => ("any", |_| true),
+        AddressFamily::Ipv4 => ("inet", SocketAddr::is_ipv4),
+        AddressFamily::Ipv6 => ("inet6", SocketAddr::is_ipv6),
+    };
+    let addresses: Vec<SocketAddr> = addresses.filter(is_wanted).collect();
+    if addresses.is_empty() {
+        let why = format!("{} has no address of AddressFamily {option}", other.unwrap_or("its name"));
+        return Err(failed(ErrorCode::NoAddress, why, format!("correct AddressFamily or the name; try `{ssh}`")));
+    }
     let mut last = io::Error::from(ErrorKind::NotFound);
     for address in addresses {
         match TcpStream::connect_timeout(&address, settings.connect_timeout) {
@@ -120,22 +129,11 @@ fn connect_tcp(settings: &Settings, login: &Login, ssh: &str) -> Result<TcpStrea
 fn handshake(settings: &Settings, socket: &TcpStream, kinds: &[&str]) -> Result<Session, ssh2::Error> {
     let mut session = Session::new()?;
     session.set_timeout(millis(settings.connect_timeout));
-    // Requests the types of the known keys, because the server sends only one of its keys.
-    let wanted: Vec<&str> = kinds.iter().flat_map(|kind| signatures_of(kind)).collect();
-    let supported = session.supported_algs(MethodType::HostKey)?;
-    let wanted: Vec<&str> = wanted.into_iter().filter(|name| supported.contains(name)).collect();
-    if !wanted.is_empty() {
-        session.method_pref(MethodType::HostKey, &wanted.join(","))?;
-    }
+    settings.algorithms.apply(&session, kinds)?;
     session.set_tcp_stream(socket.try_clone().map_err(|_| ssh2::Error::from_errno(ssh2::ErrorCode::Session(-7)))?);
     session.handshake()?;
     session.set_timeout(millis(REPLY_TIMEOUT));
     Ok(session)
-}
-
-/// Returns the signature algorithms of a key type.
-fn signatures_of(kind: &str) -> Vec<&str> {
-    if kind == "ssh-rsa" { vec!["rsa-sha2-512", "rsa-sha2-256", "ssh-rsa"] } else { vec![kind] }
 }
 
 fn millis(time: Duration) -> u32 {
@@ -177,11 +175,16 @@ fn check_host_key(
     let Some((blob, _)) = session.host_key() else {
         return Err(failed(ErrorCode::HostKey, "it sent no host key".into(), format!("try `{ssh}`")));
     };
-    let kind = kind_of(blob);
+    let host_key = PublicKey(blob.to_owned());
+    let kind = host_key.kind();
     let short = kind.trim_start_matches("ssh-").trim_start_matches("ecdsa-sha2-").to_owned();
     let of_name = if name == login.node.as_str() { String::new() } else { format!(" of {name}") };
     let key = format!("{short} key {}{of_name}", known_hosts::fingerprint(blob));
     let file = if kind.starts_with("ecdsa") { "ecdsa" } else { &short };
+    if let Some(why) = settings.algorithms.refuse_length(&host_key) {
+        let fix = format!("make a longer key on the node: `ssh-keygen -t rsa -b 3072 -f /etc/ssh/ssh_host_{file}_key`");
+        return Err(failed(ErrorCode::HostKey, format!("the {key} is too short: {why}"), fix));
+    }
     match known.status(blob) {
         KeyStatus::Known => Ok(()),
         // A revoked key is refused even where unknown keys are trusted.
@@ -192,7 +195,8 @@ fn check_host_key(
         )),
         _ if settings.unknown_keys == UnknownKeys::Trust => Ok(()),
         KeyStatus::Unknown if settings.unknown_keys == UnknownKeys::Add => {
-            add_known_key(settings, &known_hosts::line(name, port, &kind, blob))
+            let salt = if settings.hashes_names { Some(new_salt(settings)?) } else { None };
+            add_known_key(settings, &known_hosts::line(name, port, &kind, blob, salt.as_ref()))
         }
         KeyStatus::Unknown => Err(failed(
             ErrorCode::HostKeyUnknown,
@@ -218,13 +222,6 @@ fn check_host_key(
     }
 }
 
-/// Returns the type of a key, which is its first part. Each part is preceded by its length.
-fn kind_of(blob: &[u8]) -> String {
-    let length = blob.first_chunk().map_or(0, |bytes| u32::from_be_bytes(*bytes) as usize);
-    let kind = blob.get(4..).and_then(|rest| rest.get(..length)).unwrap_or_default();
-    String::from_utf8_lossy(kind).into_owned()
-}
-
 /// Appends a line to the first `known_hosts` file.
 fn add_known_key(settings: &Settings, line: &str) -> Result<(), ConnectionError> {
     let Some(file) = settings.known_hosts.first() else { return Ok(()) };
@@ -237,22 +234,28 @@ fn add_known_key(settings: &Settings, line: &str) -> Result<(), ConnectionError>
         let newline = if last == *b"\n" { "" } else { "\n" };
         open.write_all(format!("{newline}{line}").as_bytes())
     });
-    written.map_err(|error| {
-        let why = format!("cannot add the key to {file}: {error}");
-        ConnectionError::new(ConnectStep::HostKey, ErrorCode::HostKey, why, "check the permissions of the file")
-    })
+    written.map_err(|error| cannot_add(file, &error))
+}
+
+/// Returns a random salt for a hashed name.
+fn new_salt(settings: &Settings) -> Result<Salt, ConnectionError> {
+    let mut salt = Salt::default();
+    let read = File::open("/dev/urandom").and_then(|mut random| random.read_exact(&mut salt));
+    let file = settings.known_hosts.first().cloned().unwrap_or_default();
+    read.map_err(|error| cannot_add(&file, &error)).map(|()| salt)
+}
+
+fn cannot_add(file: &Utf8Path, error: &io::Error) -> ConnectionError {
+    let why = format!("cannot add the key to {file}: {error}");
+    ConnectionError::new(ConnectStep::HostKey, ErrorCode::HostKey, why, "check the permissions of the file")
 }
 
 /// Tries the keys of the agent, then the key files. The error lists what was tried.
-fn log_in(settings: &Settings, session: &Session, ssh: &str) -> Result<(), ConnectionError> {
+fn log_in(settings: &Settings, login: &Login, session: &Session, ssh: &str) -> Result<(), ConnectionError> {
     let mut tried = Vec::new();
-    let public = |key: &Utf8PathBuf| {
-        let text = std::fs::read_to_string(format!("{key}.pub")).ok()?;
-        STANDARD.decode(text.split_whitespace().nth(1)?).ok()
-    };
+    let keys: Vec<KeyFile> = settings.keys.iter().filter_map(KeyFile::read).collect();
     if let Some(socket) = &settings.agent {
-        let of_files: Vec<Vec<u8>> = settings.keys.iter().filter_map(public).collect();
-        match by_agent(settings, session, socket, &of_files) {
+        match by_agent(settings, session, socket, &keys) {
             Ok(None) => return Ok(()),
             Ok(Some(0)) => tried.push(format!("the agent at {socket} (no usable key)")),
             Ok(Some(keys)) => tried.push(format!("the agent at {socket} ({})", units::counted(keys, "key"))),
@@ -260,18 +263,30 @@ fn log_in(settings: &Settings, session: &Session, ssh: &str) -> Result<(), Conne
         }
     }
     let mut locked = None;
-    for key in settings.keys.iter().filter(|key| key.is_file()) {
-        match session.userauth_pubkey_file(&settings.user, None, key.as_std_path(), None) {
+    for KeyFile { file, public, is_private } in &keys {
+        if !is_private {
+            continue;
+        }
+        if let Some(why) = public.as_ref().and_then(|key| settings.algorithms.refuse_user_key(key)) {
+            tried.push(format!("{file} (not offered: {why})"));
+            continue;
+        }
+        match session.userauth_pubkey_file(&settings.user, None, file.as_std_path(), None) {
             Ok(()) => return Ok(()),
             Err(error) if number(&error) == -16 => {
-                locked = Some(key);
-                tried.push(format!("{key} (has a passphrase, or is not readable)"));
+                locked = Some(file);
+                tried.push(format!("{file} (has a passphrase, or is not readable)"));
             }
-            Err(error) if [-18, -19].contains(&number(&error)) => tried.push(key.to_string()),
-            Err(error) => tried.push(format!("{key} ({})", error.message())),
+            Err(error) if [-18, -19].contains(&number(&error)) => tried.push(file.to_string()),
+            Err(error) => tried.push(format!("{file} ({})", error.message())),
         }
     }
     let user = &settings.user;
+    // After it has accepted a key, a server that requires more lists only the other methods.
+    let methods = if tried.is_empty() { None } else { session.auth_methods(user).ok() };
+    if let Some(methods) = methods.filter(|methods| is_second_factor(methods)) {
+        return Err(second_factor(methods, login, ssh));
+    }
     let why = match &tried[..] {
         [] => format!("there is no key for user {user}: no agent and no key file"),
         tried => format!("it refused all keys of user {user}; tried {}", tried.join(", ")),
@@ -287,13 +302,47 @@ fn log_in(settings: &Settings, session: &Session, ssh: &str) -> Result<(), Conne
     Err(ConnectionError::new(ConnectStep::Login, ErrorCode::LoginRefused, why, fix))
 }
 
+/// Returns whether a server that offers these methods requires a password or a code instead of a key, or after it.
+pub(super) fn is_second_factor(methods: &str) -> bool {
+    let has = |wanted: &str| methods.split(',').any(|method| method == wanted);
+    !has("publickey") && (has("keyboard-interactive") || has("password"))
+}
+
+/// Returns the error of a login that needs the user.
+pub(super) fn second_factor(methods: &str, login: &Login, ssh: &str) -> ConnectionError {
+    let why = format!("it requires a password or a code ({methods}), for which vidtui cannot ask");
+    let node = &login.node;
+    let fix = format!(
+        "add `Host {node}`, `ControlMaster auto`, `ControlPath ~/.ssh/cm-%C` and `ControlPersist 12h` to ~/.ssh/config, then log \
+         in once with `{ssh}`: vidtui shares that connection while it is open"
+    );
+    ConnectionError::new(ConnectStep::Login, ErrorCode::LoginRefused, why, fix)
+}
+
+/// A file of `IdentityFile` that exists.
+struct KeyFile<'a> {
+    file: &'a Utf8PathBuf,
+    public: Option<PublicKey>,
+    /// Whether it may be a private key. A file with a public key selects a key of the agent.
+    is_private: bool,
+}
+
+impl<'a> KeyFile<'a> {
+    /// Returns `None` if neither the file nor its public key exists.
+    fn read(file: &'a Utf8PathBuf) -> Option<Self> {
+        let public = PublicKey::of_file(file);
+        let is_private = file.is_file() && !PublicKey::is_public_file(file);
+        (is_private || public.is_some()).then_some(Self { file, public, is_private })
+    }
+}
+
 /// Tries the keys of the agent. Returns `None` if the server accepted a key, otherwise the number of keys tried. Keys that
 /// belong to key files are tried first, because a server closes the connection after a few failures.
 fn by_agent(
     settings: &Settings,
     session: &Session,
     socket: &Utf8PathBuf,
-    of_files: &[Vec<u8>],
+    files: &[KeyFile<'_>],
 ) -> Result<Option<usize>, String> {
     ping_agent(socket).map_err(|error| format!("no reply: {error}"))?;
     let text = |error: ssh2::Error| error.message().to_owned();
@@ -302,7 +351,11 @@ fn by_agent(
     agent.connect().map_err(text)?;
     agent.list_identities().map_err(text)?;
     let all = agent.identities().map_err(text)?;
-    let (named, others): (Vec<_>, Vec<_>) = all.into_iter().partition(|key| of_files.iter().any(|b| b == key.blob()));
+    let is_of_file =
+        |key: &ssh2::PublicKey| files.iter().any(|file| file.public.as_ref().is_some_and(|p| p.0 == key.blob()));
+    let is_offered =
+        |key: &ssh2::PublicKey| settings.algorithms.refuse_user_key(&PublicKey(key.blob().to_owned())).is_none();
+    let (named, others): (Vec<_>, Vec<_>) = all.into_iter().filter(is_offered).partition(is_of_file);
     let wanted: Vec<_> = named.into_iter().chain(others.into_iter().filter(|_| !settings.only_these_keys)).collect();
     for key in &wanted {
         if agent.userauth(&settings.user, key).is_ok() {
@@ -352,13 +405,19 @@ impl Drop for Permit {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ssh::algorithms::Algorithms;
     use cluster::NodeId;
 
     /// Returns the error of a connection to a port on which nothing listens.
     fn error(node: &str, host: &str) -> ConnectionError {
+        error_of_family(node, host, AddressFamily::Any)
+    }
+
+    fn error_of_family(node: &str, host: &str, addresses: AddressFamily) -> ConnectionError {
         let login = Login { node: NodeId::new(node).unwrap(), user: None, port: None };
         let settings = Settings {
             host: host.into(),
+            addresses,
             key_alias: None,
             user: "ada".into(),
             port: 1,
@@ -366,9 +425,13 @@ mod tests {
             only_these_keys: false,
             agent: None,
             known_hosts: Vec::new(),
+            hashes_names: false,
             unknown_keys: UnknownKeys::Refuse,
+            algorithms: Algorithms::default(),
             connect_timeout: Duration::from_secs(5),
             is_direct: true,
+            control_path: None,
+            overrides: Vec::new(),
             unsupported: None,
         };
         connect_tcp(&settings, &login, "ssh").unwrap_err()
@@ -384,6 +447,29 @@ mod tests {
         assert_eq!(unknown.code, ErrorCode::NoAddress);
         assert!(unknown.why.starts_with("its name has no address: "), "{unknown}");
         assert!(error("gpu01", "nowhere.invalid").why.starts_with("its HostName nowhere.invalid has no address: "));
+    }
+
+    #[test]
+    fn only_addresses_of_the_configured_family_are_connected_to() {
+        let refused = |family| error_of_family("gpu01", "127.0.0.1", family).code;
+        assert_eq!(refused(AddressFamily::Ipv4), ErrorCode::ConnectionRefused);
+        assert_eq!(refused(AddressFamily::Ipv6), ErrorCode::NoAddress);
+        let error = error_of_family("gpu01", "127.0.0.1", AddressFamily::Ipv6);
+        assert!(error.why.contains("AddressFamily inet6"), "{error}");
+        assert_eq!(error_of_family("gpu01", "::1", AddressFamily::Ipv4).code, ErrorCode::NoAddress);
+    }
+
+    #[test]
+    fn a_second_factor_is_recognized_by_the_methods_that_remain() {
+        let methods = [
+            "keyboard-interactive",
+            "password",
+            "keyboard-interactive,hostbased",
+            "publickey,password",
+            "publickey",
+            "",
+        ];
+        assert_eq!(methods.map(is_second_factor), [true, true, true, false, false, false]);
     }
 
     #[test]

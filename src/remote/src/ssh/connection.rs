@@ -10,7 +10,8 @@ use std::net::Shutdown;
 use std::ops::ControlFlow;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, TryRecvError};
 use std::time::{Duration, Instant};
 
@@ -24,7 +25,7 @@ use super::exchange::{Exchange, ExchangeError, Opened, Step};
 use super::stream::{OnStreamEvent, StreamEvent, killed_on_disconnect};
 use crate::RemoteError;
 use crate::backoff::Backoff;
-use crate::command::{Command, Output};
+use crate::command::{Command, Output, Status};
 use crate::error::{ConnectStep, ConnectionError};
 use crate::threads;
 
@@ -47,6 +48,10 @@ const RECONNECT: (Duration, Duration) = (Duration::from_millis(500), Duration::f
 /// refuses logins may count them, so the pause after a refused login is longer.
 const RECONNECT_TCP: Duration = Duration::from_secs(5);
 
+/// The age of settings that are read again before the next connection, because the user may correct the configuration while the
+/// console runs. Reading them starts a program, and nodes that cannot be reached are retried often.
+const SETTINGS_FOR: Duration = Duration::from_secs(10);
+
 /// The stack size of the thread; libssh2 and OpenSSL need a tenth of it.
 const STACK: usize = 512 << 10;
 
@@ -65,19 +70,23 @@ pub struct Connection {
     inbox: Sender<Request>,
     wake: UnixStream,
     streams: AtomicU64,
+    needs_program: Arc<AtomicBool>,
 }
 
 impl Connection {
-    /// Starts the thread. The first connection uses `settings`; later ones read them again.
+    /// Starts the thread. The first connection uses `settings`; later ones read them again if they are old.
     pub fn new(options: SshOptions, login: Login, settings: Settings) -> io::Result<Self> {
         let (inbox, requests) = mpsc::channel();
         let (wake, woken) = UnixStream::pair()?;
         wake.set_nonblocking(true)?;
         woken.set_nonblocking(true)?;
+        let needs_program = Arc::new(AtomicBool::new(false));
         let actor = Actor {
             options,
             login: login.clone(),
-            settings: Some(settings),
+            settings,
+            settings_read: Instant::now(),
+            needs_program: needs_program.clone(),
             requests,
             woken,
             waiting: VecDeque::new(),
@@ -87,7 +96,12 @@ impl Connection {
             backoff: Backoff::new(RECONNECT.0, RECONNECT.1),
         };
         threads::spawn_named(format!("ssh {}", login.node), STACK, move || actor.live())?;
-        Ok(Self { login, inbox, wake, streams: AtomicU64::new(0) })
+        Ok(Self { login, inbox, wake, streams: AtomicU64::new(0), needs_program })
+    }
+
+    /// Returns whether the configuration changed so that OpenSSH's program must make the connection. All requests fail then.
+    pub fn needs_program(&self) -> bool {
+        self.needs_program.load(Ordering::Relaxed)
     }
 
     /// Runs a command and waits for its exit.
@@ -126,7 +140,9 @@ impl Connection {
 struct Actor {
     options: SshOptions,
     login: Login,
-    settings: Option<Settings>,
+    settings: Settings,
+    settings_read: Instant,
+    needs_program: Arc<AtomicBool>,
     requests: Receiver<Request>,
     woken: UnixStream,
     waiting: VecDeque<Work>,
@@ -237,14 +253,32 @@ impl Actor {
     }
 
     fn connect(&mut self) -> Result<Connected, ConnectionError> {
-        // Reads the configuration for every connection but the first, because the user may correct it while the console runs.
-        let settings = self.settings.take().map_or_else(|| Settings::read(&self.options, &self.login), Ok)?;
-        if let Some(why) = settings.unsupported {
-            let why = format!("{why}, which changed after vidtui started");
-            let code = ErrorCode::NodeUnreachable;
-            return Err(ConnectionError::new(ConnectStep::Config, code, why, "restart vidtui"));
+        if self.settings_read.elapsed() > SETTINGS_FOR {
+            self.settings = Settings::read(&self.options, &self.login)?;
+            self.settings_read = Instant::now();
         }
-        connect(&settings, &self.login, &self.options)
+        let Some(why) = self.settings.needs_program() else {
+            return connect(&self.settings, &self.login, &self.options);
+        };
+        self.needs_program.store(true, Ordering::Relaxed);
+        self.end_streams(&why);
+        let why = format!("OpenSSH's program connects to it from now on: {why}");
+        Err(ConnectionError::new(ConnectStep::Config, ErrorCode::NodeUnreachable, why, "try again"))
+    }
+
+    /// Ends all streams, so that their readers open them again with the other client.
+    fn end_streams(&mut self, why: &str) {
+        let mut kept = VecDeque::new();
+        for work in std::mem::take(&mut self.waiting) {
+            match work {
+                Work::Stream { mut on_event, .. } => {
+                    let (status, stderr) = (Status::Signal("HUP".into()), why.as_bytes().to_vec());
+                    let _ = on_event(StreamEvent::Exited(Output { status, stdout: Vec::new(), stderr }));
+                }
+                work => kept.push_back(work),
+            }
+        }
+        self.waiting = kept;
     }
 
     fn accept(&mut self, request: Request) {
@@ -558,7 +592,7 @@ impl Running {
         flow.is_continue()
     }
 
-    fn finish(self, status: crate::command::Status) {
+    fn finish(self, status: Status) {
         let output = self.exchange.output(status);
         match self.work {
             // The send fails if the caller no longer waits.

@@ -142,9 +142,16 @@ pub fn fingerprint(blob: &[u8]) -> String {
     format!("SHA256:{}", STANDARD_NO_PAD.encode(Sha256::digest(blob)))
 }
 
-/// Returns a line for a `known_hosts` file.
-pub fn line(host: &str, port: u16, kind: &str, blob: &[u8]) -> String {
-    let name = if port == 22 { host.to_owned() } else { format!("[{host}]:{port}") };
+/// The random bytes of a hashed name.
+pub type Salt = [u8; 20];
+
+/// Returns a line for a `known_hosts` file, with a hash of the name if there is a salt.
+pub fn line(host: &str, port: u16, kind: &str, blob: &[u8], salt: Option<&Salt>) -> String {
+    let host = host.to_ascii_lowercase();
+    let name = if port == 22 { host } else { format!("[{host}]:{port}") };
+    let name = salt.map_or(name.clone(), |salt| {
+        format!("|1|{}|{}", STANDARD.encode(salt), STANDARD.encode(hmac_sha1(salt, name.as_bytes())))
+    });
     format!("{name} {kind} {}\n", STANDARD.encode(blob))
 }
 
@@ -246,6 +253,16 @@ mod tests {
     }
 
     #[test]
+    fn a_line_with_a_hashed_name_is_found_again() {
+        for port in [22, 2200] {
+            let line = line("gpu01", port, "ssh-rsa", b"key", Some(&[7; 20]));
+            assert!(line.starts_with("|1|") && !line.contains("gpu01"), "{line}");
+            assert_eq!(keys_of(&line, "gpu01", port).status(b"key"), KeyStatus::Known);
+            assert_eq!(keys_of(&line, "gpu02", port).status(b"key"), KeyStatus::Unknown);
+        }
+    }
+
+    #[test]
     fn ipv6_addresses_are_matched_and_written_as_ssh_does() {
         let cases = [
             ("::1", "::1", 22, true),
@@ -261,8 +278,8 @@ mod tests {
             let kinds = keys_of(&format!("{names} ssh-ed25519 {KEY}\n"), host, port).kinds().len();
             assert_eq!(kinds == 1, found, "{names} for {host} port {port}");
         }
-        assert_eq!(line("::1", 22, "ssh-rsa", b"key"), "::1 ssh-rsa a2V5\n");
-        assert_eq!(line("::1", 2222, "ssh-rsa", b"key"), "[::1]:2222 ssh-rsa a2V5\n");
+        assert_eq!(line("::1", 22, "ssh-rsa", b"key", None), "::1 ssh-rsa a2V5\n");
+        assert_eq!(line("::1", 2222, "ssh-rsa", b"key", None), "[::1]:2222 ssh-rsa a2V5\n");
     }
 
     #[test]
@@ -304,7 +321,7 @@ mod tests {
     #[test]
     fn a_fingerprint_has_the_format_of_ssh() {
         assert_eq!(fingerprint(b"key"), "SHA256:LHDhK3oGRvkiefQnx7OOczTY5Tic/xZ6HcMOc/gmtoM");
-        assert_eq!(line("gpu01", 22, "ssh-rsa", b"key"), "gpu01 ssh-rsa a2V5\n");
-        assert_eq!(line("gpu01", 2200, "ssh-rsa", b"key"), "[gpu01]:2200 ssh-rsa a2V5\n");
+        assert_eq!(line("gpu01", 22, "ssh-rsa", b"key", None), "gpu01 ssh-rsa a2V5\n");
+        assert_eq!(line("gpu01", 2200, "ssh-rsa", b"key", None), "[gpu01]:2200 ssh-rsa a2V5\n");
     }
 }

@@ -1,14 +1,17 @@
 //! The transport for nodes that are reached by SSH.
 
-mod blocks;
+mod algorithms;
 mod config;
 mod connect;
 mod connection;
 mod exchange;
 mod known_hosts;
 mod openssh;
+mod options;
+mod public_key;
 mod sftp;
 mod stream;
+mod tokens;
 
 use std::net::{SocketAddr, ToSocketAddrs, UdpSocket};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -49,7 +52,15 @@ pub struct Ssh {
 struct Link {
     options: SshOptions,
     login: Login,
-    client: Mutex<Option<Client>>,
+    clients: Mutex<Option<Clients>>,
+}
+
+/// The clients of a node, each made when it is first needed.
+#[derive(Debug)]
+struct Clients {
+    settings: Settings,
+    libssh2: Option<Arc<Connection>>,
+    openssh: Option<Arc<OpenSsh>>,
 }
 
 /// The SSH client that makes the connection.
@@ -57,7 +68,7 @@ struct Link {
 enum Client {
     /// libssh2, in this process.
     Libssh2(Arc<Connection>),
-    /// OpenSSH's program, for configurations that libssh2 does not support.
+    /// OpenSSH's program, for configurations that libssh2 does not support, and for connections that the user's `ssh` shares.
     OpenSsh(Arc<OpenSsh>),
 }
 
@@ -81,7 +92,7 @@ impl Drop for Stream {
 impl Ssh {
     /// Creates a transport for a node, without connecting.
     pub fn new(options: SshOptions, login: Login) -> Self {
-        Self { link: Arc::new(Link { options, login, client: Mutex::new(None) }) }
+        Self { link: Arc::new(Link { options, login, clients: Mutex::new(None) }) }
     }
 
     /// Returns the address or name of the node's SSH server, from `HostName`.
@@ -140,25 +151,40 @@ impl Ssh {
         RemoteError::Unreachable { node: self.link.login.node.clone(), error }
     }
 
+    /// Returns the client for the next request. A shared connection of the user's `ssh` may be opened or closed at any time.
     fn client(&self) -> Result<Client, RemoteError> {
-        let Link { options, login, client } = &*self.link;
-        let mut client = client.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(client) = &*client {
-            return Ok(client.clone());
+        let Link { options, login, clients } = &*self.link;
+        let mut clients = clients.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_old = |clients: &Clients| clients.libssh2.as_ref().is_some_and(|connection| connection.needs_program());
+        if clients.as_ref().is_some_and(is_old) {
+            *clients = None;
         }
-        // Each read starts a program, so the number of parallel reads is limited.
-        let permit = Permit::wait(&CONFIG_READS);
-        let settings = Settings::read(options, login).map_err(|error| self.unreachable(error))?;
-        drop(permit);
-        let (options, login) = (options.clone(), login.clone());
-        let node = login.node.clone();
-        let new = if settings.unsupported.is_some() {
-            OpenSsh::new(options, login).map(|program| Client::OpenSsh(Arc::new(program)))
-        } else {
-            Connection::new(options, login, settings).map(|connection| Client::Libssh2(Arc::new(connection)))
+        let clients = match &mut *clients {
+            Some(known) => known,
+            none => {
+                // Each read starts a program, so the number of parallel reads is limited.
+                let permit = Permit::wait(&CONFIG_READS);
+                let settings = Settings::read(options, login).map_err(|error| self.unreachable(error))?;
+                drop(permit);
+                none.insert(Clients { settings, libssh2: None, openssh: None })
+            }
         };
-        let new = new.map_err(|error| RemoteError::io(&node, "prepare a connection", error))?;
-        Ok(client.insert(new).clone())
+        let Clients { settings, libssh2, openssh } = clients;
+        let cannot = |error| RemoteError::io(&login.node, "prepare a connection", error);
+        if settings.needs_program().is_some() {
+            let program = match openssh {
+                Some(program) => program,
+                none => none
+                    .insert(Arc::new(OpenSsh::new(options.clone(), login.clone(), settings.clone()).map_err(cannot)?)),
+            };
+            return Ok(Client::OpenSsh(program.clone()));
+        }
+        let connection = match libssh2 {
+            Some(connection) => connection,
+            none => none
+                .insert(Arc::new(Connection::new(options.clone(), login.clone(), settings.clone()).map_err(cannot)?)),
+        };
+        Ok(Client::Libssh2(connection.clone()))
     }
 
     fn snapshot(&mut self, target: &NodeKill) -> Result<ProcessSnapshot, RemoteError> {

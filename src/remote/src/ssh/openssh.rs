@@ -1,20 +1,21 @@
-//! Connects through OpenSSH's program, for jump hosts, Kerberos, security devices and certificates, which libssh2 does not
-//! support. All commands share one connection per node (ControlMaster), so that the user is prompted at most once
-//! by each process.
+//! Connects through OpenSSH's program, for jump hosts, Kerberos, security devices, certificates and other options that libssh2
+//! does not support. All commands share one connection per node (ControlMaster): the user's, if the configuration names one that
+//! is open, or else one of this process.
 
 use std::fs;
 use std::io::Read;
 use std::os::unix::fs::DirBuilderExt;
 use std::process::{self, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use camino::Utf8PathBuf;
 use rundir::{ErrorCode, Login};
 
-use super::config::SshOptions;
+use super::config::{Settings, SshOptions};
+use super::connect::{is_second_factor, second_factor};
 use super::stream::{OnStreamEvent, StreamEvent, killed_on_disconnect};
 use crate::RemoteError;
 use crate::child::{self, drain, wait};
@@ -28,6 +29,9 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(10);
 /// The time for which the shared connection stays open without use.
 const PERSIST: &str = "ControlPersist=300";
+/// The number of parallel commands on a shared connection. By default, servers allow ten sessions (MaxSessions); streams and the
+/// user need some. `ssh` would open another connection for more.
+const SESSIONS: usize = 6;
 /// The exit status of `ssh` for its own errors. Otherwise it exits with the status of the command.
 const SSH_FAILED: i32 = 255;
 
@@ -36,11 +40,31 @@ const SSH_FAILED: i32 = 255;
 pub struct OpenSsh {
     options: SshOptions,
     login: Login,
+    /// The socket of this process's connection.
     socket: Utf8PathBuf,
-    /// Whether the shared connection was made and no command has failed on it since.
-    shared: Mutex<bool>,
+    state: Mutex<State>,
+    /// The number of free sessions.
+    sessions: (Mutex<usize>, Condvar),
     streams: Mutex<Vec<(u64, Arc<AtomicBool>)>>,
     last_stream: AtomicU64,
+}
+
+#[derive(Debug)]
+struct State {
+    /// The settings; `None` if they must be read again.
+    settings: Option<Settings>,
+    /// Whether the connection of this process was made and no command has failed on it since.
+    is_connected: bool,
+}
+
+/// A session of a command, freed when it is dropped.
+struct Session<'a>(&'a OpenSsh);
+
+impl Drop for Session<'_> {
+    fn drop(&mut self) {
+        *self.0.sessions.0.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        self.0.sessions.1.notify_one();
+    }
 }
 
 /// Why a stream broke or could not be opened.
@@ -56,7 +80,7 @@ impl From<RemoteError> for StreamFailure {
 }
 
 impl OpenSsh {
-    pub fn new(options: SshOptions, login: Login) -> std::io::Result<Self> {
+    pub fn new(options: SshOptions, login: Login, settings: Settings) -> std::io::Result<Self> {
         // The path of a socket must be short. Only this user may access the folder, because the socket gives access to the
         // connection.
         let base = std::env::var("XDG_RUNTIME_DIR").unwrap_or_else(|_| "/tmp".into());
@@ -72,29 +96,48 @@ impl OpenSsh {
                 "{folder} is accessible to other users; run chmod 700 {folder}"
             )));
         }
-        let (shared, streams, last_stream) = (Mutex::new(false), Mutex::default(), AtomicU64::new(0));
+        let state = Mutex::new(State { settings: Some(settings), is_connected: false });
+        let sessions = (Mutex::new(SESSIONS), Condvar::new());
         // Each process has its own connection, because it closes the connection at its end. %C is a hash of user, node and port.
         let socket = folder.join(format!("{:x}-%C", process::id()));
-        Ok(Self { options, login, socket, shared, streams, last_stream })
+        let (streams, last_stream) = (Mutex::default(), AtomicU64::new(0));
+        Ok(Self { options, login, socket, state, sessions, streams, last_stream })
     }
 
     /// Runs a command and waits for its exit.
     pub fn run(&self, command: &Command) -> Result<Output, RemoteError> {
         let node = &self.login.node;
-        self.share().map_err(|error| RemoteError::Unreachable { node: node.clone(), error })?;
-        let cannot = |error| RemoteError::io(node, format!("start {}", self.options.program), error);
-        let output =
-            child::run(&mut self.command(&command.line()), &command.input, command.deadline).map_err(cannot)?;
-        let Some(output) = output else {
+        let timed_out = || {
             let (node, action) = (node.clone(), command.action.clone());
-            return Err(RemoteError::Timeout { node, action, after: command.deadline });
+            RemoteError::Timeout { node, action, after: command.deadline }
         };
+        let route = self.route().map_err(|error| RemoteError::Unreachable { node: node.clone(), error })?;
+        let requested = Instant::now();
+        let _session = self.session(command.deadline).ok_or_else(timed_out)?;
+        let left = command.deadline.saturating_sub(requested.elapsed());
+        let cannot = |error| RemoteError::io(node, format!("start {}", self.options.program), error);
+        let output = child::run(&mut self.command(&route, &command.line()), &command.input, left).map_err(cannot)?;
+        let output = output.ok_or_else(timed_out)?;
         if output.status == Status::Code(SSH_FAILED) {
-            *self.shared.lock().unwrap_or_else(PoisonError::into_inner) = false;
+            self.forget();
             let why = String::from_utf8_lossy(&output.stderr).trim().to_owned();
             return Err(RemoteError::ConnectionLost { node: node.clone(), action: command.action.clone(), why });
         }
         Ok(output)
+    }
+
+    /// Waits for a free session.
+    fn session(&self, limit: Duration) -> Option<Session<'_>> {
+        let free = self.sessions.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.sessions.1.wait_timeout_while(free, limit, |free| *free == 0);
+        let mut free = waited.map(|(free, _)| free).unwrap_or_else(|poisoned| poisoned.into_inner().0);
+        *free = free.checked_sub(1)?;
+        Some(Session(self))
+    }
+
+    /// Makes the next command connect and read the configuration again.
+    fn forget(&self) {
+        *self.state.lock().unwrap_or_else(PoisonError::into_inner) = State { settings: None, is_connected: false };
     }
 
     /// Runs a script that writes lines until the returned id is passed to [`Self::end_stream`].
@@ -140,10 +183,11 @@ impl OpenSsh {
         ended: &AtomicBool,
     ) -> Result<(), StreamFailure> {
         let node = &self.login.node;
-        self.share().map_err(|error| RemoteError::Unreachable { node: node.clone(), error })?;
+        let route = self.route().map_err(|error| RemoteError::Unreachable { node: node.clone(), error })?;
         let cannot = |error| RemoteError::io(node, format!("start {}", self.options.program), error);
         // The standard input of the script stays open until the stream ends.
-        let mut child = self.command(&killed_on_disconnect(script)).stdin(Stdio::piped()).spawn().map_err(cannot)?;
+        let mut child =
+            self.command(&route, &killed_on_disconnect(script)).stdin(Stdio::piped()).spawn().map_err(cannot)?;
         let lines = lines(child.stdout.take());
         let stderr = drain(child.stderr.take());
         let (mut last_received, mut is_connected) = (Instant::now(), false);
@@ -180,7 +224,7 @@ impl OpenSsh {
         let _ = child.kill();
         let _ = child.wait();
         let lost = |error: RemoteError| {
-            *self.shared.lock().unwrap_or_else(PoisonError::into_inner) = false;
+            self.forget();
             Err(StreamFailure { was_connected: is_connected, error })
         };
         let action = "stream its metrics".to_owned();
@@ -202,46 +246,59 @@ impl OpenSsh {
         }
     }
 
-    /// Makes the connection that all commands share, unless it exists.
-    fn share(&self) -> Result<(), ConnectionError> {
-        let mut shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
-        if *shared {
-            return Ok(());
+    /// Returns the options for the next command. They select the user's connection if it is open, or else that of this process,
+    /// which is made unless it exists.
+    fn route(&self) -> Result<Vec<String>, ConnectionError> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let State { settings, is_connected } = &mut *state;
+        let settings = match settings {
+            Some(known) => known,
+            none => none.insert(Settings::read(&self.options, &self.login)?),
+        };
+        let mut options = settings.overrides.clone();
+        options.extend(["-o".into(), "ControlMaster=no".into()]);
+        // The user's configuration names its socket.
+        if settings.has_shared_connection() {
+            return Ok(options);
         }
+        options.extend(self.own_socket());
+        if !*is_connected {
+            self.connect(settings)?;
+            *is_connected = true;
+        }
+        Ok(options)
+    }
+
+    /// Makes the connection of this process, which its commands share.
+    fn connect(&self, settings: &Settings) -> Result<(), ConnectionError> {
         let log = self.new_log();
         let mut command = self.options.command(&self.login);
-        command.args(self.base_options()).args([
-            "-o",
-            "ControlMaster=auto",
-            "-o",
-            PERSIST,
-            "-f",
-            "-N",
-            "-E",
-            log.as_str(),
-        ]);
+        // `-f` and `-N` come first: they have precedence over the options that replace the user's.
+        command.args(["-f", "-N", "-E", log.as_str()]).args(&settings.overrides).args(self.own_socket());
+        command.args(["-o", "ControlMaster=auto", "-o", PERSIST]);
         // The process that stays in the background must not inherit the pipes of this program.
         command.args(["--", self.login.node.as_str()]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        let failed = |why: String| parse_error(&why, &self.options.command_line(&self.login));
+        let failed = |why: String| parse_error(&why, &self.login, &self.options.command_line(&self.login));
         let ended = command.spawn().and_then(|mut child| wait(&mut child, CONNECT_TIMEOUT));
         let message = fs::read_to_string(&log).unwrap_or_default();
         let _ = fs::remove_file(&log);
         match ended {
-            Ok(Some(status)) if status.success() => {
-                *shared = true;
-                Ok(())
-            }
+            Ok(Some(status)) if status.success() => Ok(()),
             Ok(Some(_)) => Err(failed(message.trim().to_owned())),
             Ok(None) => Err(failed(format!("Connection timed out after {} s", CONNECT_TIMEOUT.as_secs()))),
             Err(error) => Err(failed(format!("{} cannot be started: {error}", self.options.program))),
         }
     }
 
-    fn command(&self, line: &str) -> process::Command {
+    fn command(&self, route: &[String], line: &str) -> process::Command {
         let mut command = self.options.command(&self.login);
-        command.args(self.base_options()).args(["-o", "ControlMaster=no", "--", self.login.node.as_str(), line]);
+        command.args(route).args(["--", self.login.node.as_str(), line]);
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         command
+    }
+
+    fn own_socket(&self) -> [String; 2] {
+        ["-o".into(), format!("ControlPath={}", self.socket)]
     }
 
     /// Returns a new file name beside the socket. Other users cannot create a link there.
@@ -250,19 +307,13 @@ impl OpenSsh {
         let name = format!("{}-{}.log", process::id(), UNIQUE.fetch_add(1, Ordering::Relaxed));
         self.socket.with_file_name(name)
     }
-
-    fn base_options(&self) -> Vec<String> {
-        let socket = format!("ControlPath={}", self.socket);
-        let alive = ["ServerAliveInterval=5", "ServerAliveCountMax=3", "BatchMode=yes", "LogLevel=ERROR"];
-        alive.into_iter().chain([socket.as_str()]).flat_map(|option| ["-o".to_owned(), option.to_owned()]).collect()
-    }
 }
 
 impl Drop for OpenSsh {
     fn drop(&mut self) {
-        if *self.shared.lock().unwrap_or_else(PoisonError::into_inner) {
+        if self.state.lock().unwrap_or_else(PoisonError::into_inner).is_connected {
             let mut command = self.options.command(&self.login);
-            command.args(self.base_options()).args(["-O", "exit", "--", self.login.node.as_str()]);
+            command.args(self.own_socket()).args(["-O", "exit", "--", self.login.node.as_str()]);
             let quiet = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
             // Without this, the connection would stay open for the time of `PERSIST`.
             let _ = quiet.spawn().and_then(|mut child| wait(&mut child, Duration::from_secs(2)));
@@ -271,7 +322,7 @@ impl Drop for OpenSsh {
 }
 
 /// Finds the step that failed in the messages of `ssh`.
-fn parse_error(message: &str, ssh: &str) -> ConnectionError {
+fn parse_error(message: &str, login: &Login, ssh: &str) -> ConnectionError {
     use ConnectStep::{Connect, Handshake, HostKey, Login};
     const CHECK_NETWORK: &str = "check that the node and its network are up";
     const COMPARE_KEY: &str = "compare the key with that of the node, then accept it";
@@ -294,6 +345,10 @@ fn parse_error(message: &str, ssh: &str) -> ConnectionError {
         ("timed out", Connect, ErrorCode::NoAnswer, CHECK_NETWORK),
         ("Could not resolve", Connect, ErrorCode::NoAddress, "check the name"),
     ];
+    let methods = message.rsplit_once("Permission denied (").and_then(|(_, rest)| rest.split_once(')'));
+    if let Some((methods, _)) = methods.filter(|(methods, _)| is_second_factor(methods)) {
+        return second_factor(methods, login, ssh);
+    }
     let found = STEPS.iter().find(|(part, ..)| message.contains(part));
     let unknown = (Connect, ErrorCode::NodeUnreachable, "fix what the message reports");
     let (step, code, fix) = found.map_or(unknown, |(_, step, code, fix)| (*step, *code, *fix));
@@ -332,6 +387,17 @@ fn lines<R: Read + Send + 'static>(pipe: Option<R>) -> std::sync::mpsc::Receiver
 mod tests {
     use super::*;
 
+    fn login() -> Login {
+        Login { node: cluster::NodeId::from_hostname("gpu01"), user: None, port: None }
+    }
+
+    #[test]
+    fn a_server_that_requires_a_second_factor_is_recognized() {
+        let error = parse_error("ada@gpu01: Permission denied (keyboard-interactive).", &login(), "ssh gpu01");
+        assert_eq!((error.step, error.code), (ConnectStep::Login, ErrorCode::LoginRefused));
+        assert!(error.why.contains("keyboard-interactive") && error.fix.contains("ControlMaster"), "{error:?}");
+    }
+
     #[test]
     fn every_message_of_ssh_has_its_step_and_its_code() {
         let changed = "@@@@@@@@@\r\n@    WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!     @\r\n@@@@@@@@@\r\n\
@@ -364,10 +430,10 @@ mod tests {
             ("ssh cannot be started: No such file", ConnectStep::Connect, ErrorCode::NodeUnreachable),
         ];
         for (message, step, code) in cases {
-            let error = parse_error(message, "ssh gpu01");
+            let error = parse_error(message, &login(), "ssh gpu01");
             assert_eq!((error.step, error.code), (step, code), "{message}");
             assert!(!error.why.contains('\n'), "{error}");
         }
-        assert!(parse_error(changed, "ssh gpu01").why.contains("ED25519 key in /root/.ssh/known_hosts:3"));
+        assert!(parse_error(changed, &login(), "ssh gpu01").why.contains("ED25519 key in /root/.ssh/known_hosts:3"));
     }
 }
