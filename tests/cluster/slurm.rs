@@ -354,3 +354,113 @@ fn the_nodes_of_a_partition_are_shown_with_slurms_state_even_if_unreachable() {
     assert!(site.does("smi node01 --run latest").contains("| NVIDIA-SMI"));
     site.slurm("scancel --user=root");
 }
+
+/// Writes a recipe whose trainer is a command; returns its path.
+fn command_recipe(site: &TestSite, command: &str) -> Utf8PathBuf {
+    let recipe = site.rig.share().join("command.toml");
+    let text = format!("trainer = 'command'\n[command]\nrun = ['sh', '-c', '{command}']\n[train]\nsteps = 9\n");
+    fs::write(&recipe, text).unwrap();
+    recipe
+}
+
+/// Writes a Slurm file for a node with one GPU; returns its path.
+fn slurm_file(site: &TestSite, extra: &str) -> Utf8PathBuf {
+    let file = site.rig.share().join("one.toml");
+    fs::write(&file, format!("nodes = 1\ngpus_per_node = 1\ntime = '10:00'\nextra = [{extra}]\n")).unwrap();
+    file
+}
+
+#[test]
+fn a_job_that_never_starts_by_itself_is_a_finding_with_its_cure() {
+    let Some(site) = TestSite::without_trainer_with_slurm(1) else { return };
+    let recipe = command_recipe(&site, "true");
+    let failed = site.slurm("sbatch --parsable --output=/dev/null --wrap=false");
+    site.until("the first job has failed", || state_of(&site, failed.parse().unwrap()).starts_with("FAILED"));
+    for (extra, reason) in
+        [("'--hold'".to_owned(), "JobHeldUser"), (format!("'-d afterok:{failed}'"), "DependencyNeverSatisfied")]
+    {
+        site.does(&format!("launch {recipe} --slurm {}", slurm_file(&site, &extra)));
+        site.until("its reason is shown", || site.status()["job"]["reason"] == reason);
+        let status = site.status();
+        assert_eq!(status["state"], "queued", "{status}");
+        let found = &status["findings"][0];
+        assert_eq!((&found["rule"], &found["urgency"]), (&"job_pending".into(), &"act".into()), "{status}");
+        let fix = found["fix"].as_str().unwrap();
+        assert!(site.does("status latest").contains(fix), "{fix}");
+        // The hint can be done as printed.
+        let cure = fix.split('`').nth(1).unwrap();
+        assert!(cure.contains(&status["job"]["id"].to_string()), "{cure}");
+        site.slurm(cure);
+        site.until("it is finished", || site.state() == "finished");
+        assert_eq!(site.status()["findings"], Value::Array(Vec::new()));
+    }
+}
+
+#[test]
+fn variables_of_slurms_programs_change_no_query_and_those_that_request_something_are_in_the_plan() {
+    let Some(site) = TestSite::without_trainer_with_slurm(1) else { return };
+    let recipe = command_recipe(&site, "test -n \"$PATH\" && sleep 3");
+    let variables = [
+        ("SQUEUE_FORMAT", "%i"),
+        ("SQUEUE_STATES", "SUSPENDED"),
+        ("SQUEUE_USERS", "nobody"),
+        ("SINFO_FORMAT", "%n"),
+        ("SINFO_PARTITION", "debug"),
+        ("SCANCEL_STATE", "SUSPENDED"),
+        ("SCANCEL_INTERACTIVE", "1"),
+        ("SCONTROL_FUTURE", "1"),
+        ("SLURM_TIME_FORMAT", "relative"),
+        ("SLURM_JOB_ID", "99"),
+        ("SLURM_EXPORT_ENV", "NONE"),
+        ("SLURM_LABELIO", "1"),
+        ("SLURM_STDOUTMODE", "none"),
+        ("SLURM_WORKING_DIR", "/nowhere"),
+        ("SRUN_EXPORT_ENV", "NONE"),
+        ("SBATCH_WAIT", "1"),
+        ("SBATCH_ARRAY_INX", "0-1"),
+        ("SBATCH_TIMELIMIT", "1"),
+        ("SBATCH_EXPORT", "NONE"),
+        ("SBATCH_MEM_PER_NODE", "100M"),
+    ];
+    let does = |words: &str| {
+        let output = site.command(words).envs(variables).output().unwrap();
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        assert!(output.status.success(), "vidtui {words}: {}", text(&output.stderr));
+        text(&output.stdout)
+    };
+    let launch = format!("launch {recipe} --slurm {}", slurm_file(&site, ""));
+    let plan = does(&format!("{launch} --dry-run"));
+    assert!(plan.contains("--export=NONE (SBATCH_EXPORT), --mem=100M (SBATCH_MEM_PER_NODE)"), "{plan}");
+    assert!(plan.contains("SBATCH_ARRAY_INX=0-1: ") && plan.contains("SBATCH_TIMELIMIT=1: "), "{plan}");
+
+    does(&format!("{launch} --wait"));
+    let status: Value = serde_json::from_str(&does("status latest --json")).unwrap();
+    assert_eq!(status["state"], "finished", "{status}");
+    does(&launch);
+    let running = || -> Value { serde_json::from_str(&does("status latest --json")).unwrap() };
+    site.until("it is running", || running()["state"] == "running");
+    does("kill latest --yes");
+    assert_eq!(running()["state"], "stopped");
+}
+
+#[test]
+fn an_option_that_would_break_a_run_is_refused_before_submission_and_every_option_of_sbatch_has_a_decision() {
+    let Some(site) = TestSite::without_trainer_with_slurm(1) else { return };
+    let recipe = command_recipe(&site, "true");
+    for extra in ["'--array=0-1'", "'--wait'", "'-W'", "'--exclusive --out=x'", "'hetjob'"] {
+        let refused = site.refuses(&format!("launch {recipe} --slurm {}", slurm_file(&site, extra)));
+        assert_eq!(refused.code, ErrorCode::InvalidSlurmFile, "{extra}: {refused}");
+    }
+    assert_eq!(site.slurm("squeue --noheader --states=all"), "");
+
+    let help = site.slurm("sbatch --help");
+    let names: Vec<&str> = help
+        .lines()
+        .filter(|line| line.starts_with("  ") && line.trim_start().starts_with('-'))
+        .flat_map(|line| line.trim_start().split("  ").next().unwrap_or_default().split(", "))
+        .map(|name| name.trim_start_matches('-').split(['=', '[', ' ']).next().unwrap_or_default())
+        .collect();
+    assert!(names.len() > 100, "{names:?}");
+    let unknown: Vec<&&str> = names.iter().filter(|name| cluster::slurm::meaning(name).is_none()).collect();
+    assert_eq!(unknown, [&""; 0]);
+}

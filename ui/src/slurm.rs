@@ -1,30 +1,8 @@
 //! Formats the state of a Slurm job or node as text.
 
 use crate::text;
+use crate::widgets::capitalized;
 use cluster::slurm::{Job, JobReply, JobState, JobStatus, SlurmNode};
-
-/// Why a job is pending, by a prefix of Slurm's reason. The first match applies.
-const WAITS: [(&str, &str); 19] = [
-    ("Resources", "waits for free nodes"),
-    ("Priority", "waits behind jobs with higher priority"),
-    ("BeginTime", "waits for its start time"),
-    ("Dependency", "waits for another job"),
-    ("JobHeldUser", "is held; release it with `scontrol release`"),
-    ("job_requeued_in_held_state", "is held after a requeue; release it with `scontrol release`"),
-    ("JobHeldAdmin", "is held by an administrator"),
-    ("PartitionTimeLimit", "cannot start: its time limit exceeds that of the partition"),
-    ("PartitionNodeLimit", "cannot start: it requests more nodes than the partition allows"),
-    ("PartitionDown", "waits: its partition is down"),
-    ("PartitionInactive", "waits: its partition is inactive"),
-    ("ReqNodeNotAvail", "waits for nodes that are down, drained or reserved"),
-    ("Nodes required for job are DOWN", "waits for nodes that are down, drained or reserved"),
-    ("Reservation", "waits for its reservation"),
-    ("Licenses", "waits for a licence"),
-    ("QOS", "waits: a limit of its QOS is reached"),
-    ("Assoc", "waits: a limit of its account is reached"),
-    ("MaxCpuPerAccount", "waits: a limit of its account is reached"),
-    ("launch failed requeued held", "is held after a failed launch; release it with `scontrol release`"),
-];
 
 /// Returns the state of a job in one or two sentences.
 pub fn sentence(status: &JobStatus, now: f64) -> String {
@@ -47,18 +25,8 @@ pub fn sentence(status: &JobStatus, now: f64) -> String {
 fn of_job(id: u64, job: &Job, cancelled_by: Option<&str>, now: f64) -> String {
     let reason = job.reason.as_deref().unwrap_or_default();
     match &job.state {
-        JobState::Pending | JobState::Requeued => {
-            let wait = WAITS.iter().find(|(word, _)| reason.starts_with(word)).map(|(_, waits)| *waits);
-            let mut text = format!("Job {id} {}", wait.unwrap_or("waits in the queue"));
-            if !reason.is_empty() {
-                text += &format!(" ({reason})");
-            }
-            // Slurm reports an expected start only for jobs that it has planned.
-            if let Some(start_s) = job.start.as_ref().and_then(|start| start.unix_s()).filter(|start| *start > now) {
-                text += &format!("; expected to start in {}", units::duration(start_s - now));
-            }
-            text
-        }
+        JobState::Pending | JobState::Requeued => waiting(id, job, now),
+        JobState::Other(_) if job.pending_reason().is_some() => waiting(id, job, now),
         JobState::Configuring => format!("The nodes of job {id} are being prepared"),
         JobState::Running => {
             let nodes = job.node_list.as_ref().map_or(String::new(), |nodes| format!(" on {nodes}"));
@@ -90,6 +58,19 @@ fn of_job(id: u64, job: &Job, cancelled_by: Option<&str>, now: f64) -> String {
         JobState::Deadline => format!("Job {id} missed its deadline"),
         JobState::Other(word) => format!("Job {id} is in state {word}{}", in_parentheses(reason)),
     }
+}
+
+fn waiting(id: u64, job: &Job, now: f64) -> String {
+    let reason = job.reason.as_deref().unwrap_or_default();
+    let mut text = match job.pending_reason() {
+        Some(pending) => capitalized(&pending.sentence(id, reason)),
+        None => format!("Job {id} waits in the queue{}", in_parentheses(reason)),
+    };
+    // Slurm reports an expected start only for jobs that it has planned.
+    if let Some(start_s) = job.start.as_ref().and_then(|start| start.unix_s()).filter(|start| *start > now) {
+        text += &format!("; expected to start in {}", units::duration(start_s - now));
+    }
+    text
 }
 
 fn in_parentheses(reason: &str) -> String {
@@ -149,6 +130,8 @@ mod tests {
         let mut text: Vec<String> = [
             format!("PENDING|Resources|0:00|10:00|4||{start}"),
             "PENDING|Priority|0:00|10:00|4||N/A".into(),
+            "PENDING|DependencyNeverSatisfied|0:00|10:00|4||N/A".into(),
+            "SPECIAL_EXIT|Whatever|0:00|10:00|4||N/A".into(),
             "PENDING|QOSMaxJobsPerUserLimit|0:00|10:00|4||N/A".into(),
             "PENDING|Whatever|0:00|10:00|4||N/A".into(),
             "CONFIGURING|None|0:00|10:00|4|node[01-04]|N/A".into(),

@@ -3,16 +3,22 @@
 //! The commands print text in an explicit format, because their JSON changes with every version. Times are requested in Unix
 //! seconds, because the console may be in another time zone. A line that cannot be parsed is kept as text; the other lines are read.
 
+mod environment;
 mod job;
 mod node;
+mod reason;
 mod reply;
+mod sbatch;
 mod spec;
 mod status;
 mod value;
 
+pub use environment::{Adopted, CLUSTERS, REMOVED_FROM_STEPS, is_removed};
 pub use job::{Accounted, Job, JobDetails, JobState, read_accounting, read_job, read_queue};
 pub use node::{NodeBase, NodeState, SlurmNode, read_nodes};
+pub use reason::{PendingReason, Wait};
 pub use reply::{SlurmError, parse_error, read_submitted};
+pub use sbatch::{Meaning, meaning, quoted};
 pub use spec::{SlurmSpec, SlurmSpecError};
 pub use status::{JobReply, JobStatus, NoReply};
 pub use value::{ExitCode, SlurmTime, read_duration};

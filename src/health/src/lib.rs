@@ -6,6 +6,7 @@
 mod gpus;
 mod hang;
 mod past;
+mod queue;
 mod run;
 mod spikes;
 #[cfg(test)]
@@ -66,6 +67,7 @@ pub enum Urgency {
 #[serde(rename_all = "snake_case")]
 #[allow(missing_docs, reason = "the names are those of the rules' functions")]
 pub enum Rule {
+    JobPending,
     Stalled,
     SlowStep,
     SlowStart,
@@ -237,6 +239,9 @@ impl FirstSeen {
 
 /// Applies every rule to a run and returns the findings, most urgent first. A run that has ended has no findings.
 pub fn findings(evidence: &Evidence<'_>) -> Vec<Finding> {
+    if *evidence.state == RunState::Queued {
+        return queue::job_pending(evidence).into_iter().collect();
+    }
     let live = [RunState::Starting, RunState::Running, RunState::Saving, RunState::Stopping, RunState::Unknown];
     if !live.contains(evidence.state) && !matches!(evidence.state, RunState::Stalled { .. }) {
         return Vec::new();

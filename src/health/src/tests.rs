@@ -570,3 +570,24 @@ fn the_most_urgent_finding_is_first() {
     let order: Vec<Urgency> = case.findings().iter().map(|finding| finding.urgency).collect();
     assert_eq!(order, [Urgency::Act, Urgency::Look, Urgency::Note]);
 }
+
+#[test]
+fn a_pending_job_is_a_finding_unless_it_starts_by_itself() {
+    let mut case = Case::new();
+    case.state = RunState::Queued;
+    let mut found = |reason: &str| {
+        let line = format!("42|PENDING|{reason}|0:00|10:00|2||N/A|N/A|ada|train|gres:gpu:1|demo");
+        let job = cluster::slurm::read_queue(&line).rows.remove(0);
+        let reply = cluster::slurm::JobReply::Job(Box::new(job));
+        case.facts.job = Some(cluster::slurm::JobStatus { reply, ..cluster::slurm::JobStatus::unknown(42) });
+        case.findings().into_iter().map(|finding| (finding.rule, finding.urgency, finding.fix)).collect::<Vec<_>>()
+    };
+    for reason in ["None", "Resources", "Dependency", "Moonphase"] {
+        assert_eq!(found(reason), [], "{reason}");
+    }
+    let held = found("JobHeldUser").remove(0);
+    assert_eq!((held.0, held.1), (Rule::JobPending, Urgency::Act));
+    assert!(held.2.contains("scontrol release 42"), "{}", held.2);
+    let limit = found("QOSMaxGRESPerUser").remove(0);
+    assert_eq!((limit.0, limit.1), (Rule::JobPending, Urgency::Note));
+}

@@ -1,7 +1,7 @@
 //! The context of a plan: the time, the user, the trainer and the target.
 
 use camino::Utf8PathBuf;
-use cluster::slurm::SlurmSpec;
+use cluster::slurm::{Adopted, SlurmSpec};
 use cluster::{Hostfile, Node, NodeId, Placement};
 use rundir::{Attempt, Lineage, Login, SlurmJob, SpareNode};
 use serde::{Deserialize, Serialize};
@@ -87,6 +87,8 @@ pub struct Target {
     pub address: Option<String>,
     /// The Slurm request. `nodes` is empty until Slurm has started the job.
     pub slurm: Option<SlurmJob>,
+    /// The effect of the user's environment variables on the Slurm request.
+    pub adopted: Adopted,
 }
 
 /// The rendezvous of the ranks of several nodes, where rank 0 listens.
@@ -109,6 +111,7 @@ impl Target {
             spares: Vec::new(),
             address: None,
             slurm: None,
+            adopted: Adopted::default(),
         }
     }
 
@@ -128,7 +131,15 @@ impl Target {
         let mut logins: Vec<Login> = hostfile.entries.iter().map(login).collect();
         let spares = nodes.split_off(first).into_iter().zip(logins.split_off(first));
         let spares = spares.map(|(node, login)| SpareNode { login, slots: node.slots }).collect();
-        Self { nodes, description: description.into(), logins, spares, address: None, slurm: None }
+        Self {
+            nodes,
+            description: description.into(),
+            logins,
+            spares,
+            address: None,
+            slurm: None,
+            adopted: Adopted::default(),
+        }
     }
 
     /// Makes a target of nodes that Slurm has yet to choose.
@@ -141,6 +152,7 @@ impl Target {
             spares: Vec::new(),
             address: None,
             slurm,
+            adopted: Adopted::default(),
         }
     }
 
@@ -148,7 +160,9 @@ impl Target {
     pub fn allocation(job: u64, spec: SlurmSpec, names: Vec<NodeId>) -> Self {
         let nodes = names.into_iter().map(|id| Node { id, slots: spec.gpus_per_node }).collect();
         let slurm = Some(SlurmJob { job: Some(job), spec });
-        Self { nodes, description: format!("job {job}"), logins: Vec::new(), spares: Vec::new(), address: None, slurm }
+        let description = format!("job {job}");
+        let (logins, spares, adopted) = (Vec::new(), Vec::new(), Adopted::default());
+        Self { nodes, description, logins, spares, address: None, slurm, adopted }
     }
 
     /// Returns the Slurm request if Slurm has not chosen the nodes yet.
@@ -163,7 +177,7 @@ impl Target {
             by_node.into_iter().map(|(node, places)| Node { id: node.clone(), slots: places.len() }).collect();
         let description = format!("the {} of attempt {}", units::counted(nodes.len(), "node"), attempt.number);
         let (logins, spares) = (attempt.logins.clone(), attempt.spares.clone());
-        Self { nodes, description, logins, spares, address: None, slurm: None }
+        Self { nodes, description, logins, spares, address: None, slurm: None, adopted: Adopted::default() }
     }
 
     /// Makes a target of the nodes of an attempt for a resume. Returns `None` if the login of one of them is not known.

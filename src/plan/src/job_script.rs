@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use camino::Utf8Path;
-use cluster::slurm::SlurmSpec;
+use cluster::slurm::{REMOVED_FROM_STEPS, SlurmSpec, quoted};
 use rundir::{Attempt, Run, RunDir, SlurmJob};
 use units::counted;
 
@@ -30,15 +30,6 @@ pub(crate) fn in_words(spec: &SlurmSpec) -> String {
     format!("{}; saves and requeues itself {} s before the time limit", options.join(", "), spec.save_before())
 }
 
-/// Quotes a word of an `#SBATCH` line. For sbatch, a backslash escapes a character even within quotes.
-fn sbatch_word(word: &str) -> String {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "_-./:@%+,=&|*~[]".contains(c);
-    if !word.is_empty() && word.chars().all(is_plain) {
-        return word.to_owned();
-    }
-    format!("\"{}\"", word.replace('\\', r"\\").replace('"', r#"\""#))
-}
-
 /// Returns the batch script of an attempt, which vidtui submits and a user can submit by hand.
 pub(crate) fn script(dir: &RunDir, run: &Run, attempt: &Attempt, cx: &Context) -> String {
     let number = attempt.number;
@@ -56,7 +47,7 @@ pub(crate) fn script(dir: &RunDir, run: &Run, attempt: &Attempt, cx: &Context) -
     // Independent ranks take over the work of ranks on a lost node, so Slurm must end neither the job nor the job step.
     let no_kill = if run.is_independent() { "--no-kill " } else { "" };
     options.extend((!no_kill.is_empty()).then(|| no_kill.trim_end().to_owned()));
-    let options = options.iter().map(|option| sbatch_word(option)).chain(spec.extra.iter().cloned());
+    let options = options.iter().map(|option| quoted(option)).chain(spec.extra.iter().cloned());
     let mut header = String::new();
     options.for_each(|option| writeln!(header, "#SBATCH {option}").expect("writing to a string cannot fail"));
     let modules: String =
@@ -80,6 +71,10 @@ set -u
 export VIDTUI_RUN={id}
 export VIDTUI_TRAIN={trainer}
 {modules}
+# Variables from which srun, scancel and scontrol read options, if the user, the site or a module has set them.
+unset "${{!SRUN_@}}" "${{!SCANCEL_@}}" "${{!SCONTROL_@}}" \
+{unset}
+
 # Slurm sends USR1 {before} s before the time limit. Then the ranks save and stop, and the job is requeued, unless a stop
 # was requested before.
 warned=
@@ -96,8 +91,8 @@ nodes=({attempts}/"$attempt"/launch/*.sh)
 nodes=("${{nodes[@]##*/}}")
 list=$(IFS=,; echo "${{nodes[*]%.sh}}")
 
-srun --nodes="${{#nodes[@]}}" -w "$list" --ntasks-per-node=1 {no_kill}--kill-on-bad-exit=0 --cpu-bind=none \
-  bash -c 'exec bash "$1/$SLURMD_NODENAME.sh"' launch {attempts}/"$attempt"/launch &
+srun --export=ALL --nodes="${{#nodes[@]}}" -w "$list" --ntasks-per-node=1 {no_kill}--kill-on-bad-exit=0 --wait=0 \
+  --cpu-bind=none bash -c 'exec bash "$1/$SLURMD_NODENAME.sh"' launch {attempts}/"$attempt"/launch &
 # A signal interrupts `wait` but not the ranks.
 while wait $!; ended=$?; kill -0 $! 2>/dev/null; do :; done
 
@@ -120,6 +115,11 @@ exit "$ended"
         before = spec.save_before(),
         // The path is inside the single quotes of the trap.
         stop = quote(dir.stop_file().as_str()).replace('\'', r"'\''"),
+        unset = REMOVED_FROM_STEPS
+            .chunks(6)
+            .map(|names| format!("  {}", names.join(" ")))
+            .collect::<Vec<_>>()
+            .join(" \\\n"),
         begin = in_job("begin"),
         requeue = in_job("requeue"),
         attempts = quote(dir.attempts().as_str()),

@@ -1,7 +1,7 @@
 //! Launch plans: what is started on which nodes, and the summary that the user confirms.
 
 use camino::{Utf8Path, Utf8PathBuf};
-use cluster::slurm::SlurmSpec;
+use cluster::slurm::{Adopted, SlurmSpec};
 use cluster::{Node, NodeId, Placement, PlacementError};
 use recipe::{Mesh, Per, Recipe, Task};
 use rundir::{
@@ -203,6 +203,9 @@ impl Draft<'_> {
         let job_script = cx.target.pending_slurm().map(|_| job_script::script(dir, run, attempt, cx));
         // First, because a long plan does not fit on a small screen.
         summary.splice(0..0, self.changes.iter().map(change_row));
+        let Adopted { added, ignored } = &cx.target.adopted;
+        summary.extend((!added.is_empty()).then(|| ("from variables".to_owned(), added.join(", "))));
+        summary.extend(ignored.iter().map(|why| ("ignored".to_owned(), why.clone())));
         summary.extend(self.replaces.iter().map(|job| ("cancelled first".to_owned(), job.why.clone())));
         let warnings = plan.warnings.iter().cloned().chain(self.warnings).collect();
         LaunchPlan { summary, job_script, warnings, replaces: self.replaces, ..plan }

@@ -13,6 +13,8 @@ pub enum SlurmError {
     NoAccounting,
     /// Slurm is not installed or not configured on this machine.
     NoSlurm,
+    /// `SLURM_CLUSTERS` has this value, which is not the name of one cluster.
+    SeveralClusters(String),
     /// Slurm refused the request, with this message.
     Refused(String),
 }
@@ -26,6 +28,9 @@ impl fmt::Display for SlurmError {
             SlurmError::UnknownJob => write!(f, "the job does not exist in Slurm"),
             SlurmError::NoAccounting => write!(f, "this cluster has no Slurm accounting"),
             SlurmError::NoSlurm => write!(f, "Slurm is not available on this machine"),
+            SlurmError::SeveralClusters(value) => {
+                write!(f, "SLURM_CLUSTERS is {value:?}, and a job has its id on one cluster only")
+            }
             SlurmError::Refused(message) => write!(f, "Slurm reports {message:?}"),
         }
     }
@@ -41,6 +46,7 @@ impl SlurmError {
             SlurmError::UnknownJob => "list your jobs: `squeue --me`",
             SlurmError::NoAccounting => "nothing to do: the files of the run show how it ended",
             SlurmError::NoSlurm => "run this on a login node of the cluster, where `sinfo` works",
+            SlurmError::SeveralClusters(_) => "export SLURM_CLUSTERS with the name of one cluster, or unset it",
             SlurmError::Refused(_) => "change the Slurm file; `sinfo` lists partitions and nodes",
         }
     }

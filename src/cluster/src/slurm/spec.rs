@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::sbatch;
 use super::value::limit;
 
 /// A Slurm file: the nodes to request, instead of a hostfile.
@@ -34,7 +35,7 @@ pub struct SlurmSpec {
     /// Environment modules to load on each node.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub modules: Vec<String>,
-    /// Further options of sbatch: `--exclusive`, `--qos=high`.
+    /// Further options of sbatch: `--exclusive`, `--qos=high`. Options that have a key here, or that would break a run, are refused.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub extra: Vec<String>,
 }
@@ -69,28 +70,6 @@ pub struct SlurmSpecError {
 fn error<T>(why: impl Into<String>, fix: impl Into<String>) -> Result<T, SlurmSpecError> {
     Err(SlurmSpecError { why: why.into(), fix: fix.into() })
 }
-
-/// Options that the batch script sets itself, in long and short form.
-const TAKEN: [&str; 18] = [
-    "--nodes",
-    "-N",
-    "--ntasks",
-    "-n",
-    "--ntasks-per-node",
-    "--gres",
-    "--time",
-    "-t",
-    "--partition",
-    "-p",
-    "--output",
-    "-o",
-    "--job-name",
-    "-J",
-    "--signal",
-    "--open-mode",
-    "--error",
-    "-e",
-];
 
 impl SlurmSpec {
     /// Reads the text of a Slurm file.
@@ -141,17 +120,7 @@ impl SlurmSpec {
             }
         }
         for line in &self.extra {
-            let option = line.split(['=', ' ']).next().unwrap_or("");
-            if !option.starts_with('-') {
-                return error(
-                    format!("extra has {line:?}, which is not an option"),
-                    "write options of sbatch, such as \"--exclusive\"",
-                );
-            }
-            if TAKEN.contains(&option) {
-                let fix = "remove it from extra: the other keys and the recipe set it";
-                return error(format!("extra has {option}, which the batch script sets already"), fix);
-            }
+            sbatch::check(line).map_err(|sbatch::Mistake { why, fix }| SlurmSpecError { why, fix })?;
         }
         Ok(())
     }
@@ -263,6 +232,7 @@ mod tests {
             &format!("{SMALL}modules = [\"cuda\\nrm -rf /\"]\n"),
             &format!("{SMALL}extra = ['exclusive']\n"),
             &format!("{SMALL}extra = ['--nodes=4']\n"),
+            &format!("{SMALL}extra = ['--exclusive', '-a 0-3']\n"),
         ];
         let reports = mistakes.map(|text| {
             let error = SlurmSpec::parse(text).unwrap_err();

@@ -67,7 +67,7 @@ fn enough_nodes(what: &str, spec: &SlurmSpec, partition: &str, nodes: &[&SlurmNo
 /// Tests the script with Slurm, because only Slurm can check accounts and limits. `must_wait` means that some nodes are
 /// down or drained.
 fn test_submission(what: &str, script: &str, must_wait: bool) -> CheckResult {
-    let answer = match run_script("test a job", "exec sbatch --test-only".into(), script) {
+    let answer = match run_script("test a job", "exec sbatch --test-only", script) {
         // The test rejects a job that sbatch itself would queue.
         Err(SlurmError::Refused(why)) if must_wait && why.contains("node configuration is not available") => {
             return Ok("cannot be tested while nodes are down or drained".into());

@@ -5,6 +5,8 @@ mod queue;
 mod sinfo;
 mod step;
 
+use std::env;
+use std::ffi::OsString;
 use std::time::Duration;
 
 use cluster::slurm::{self, Job, JobDetails, SlurmError};
@@ -25,8 +27,13 @@ pub(crate) use step::Step;
 /// The timeout of a command of Slurm. The commands themselves give up on a controller after five to ten seconds.
 const TIMEOUT: Duration = Duration::from_secs(15);
 
-/// Runs a script that calls a command of Slurm, with the given standard input.
-pub(crate) fn run_script(action: &str, script: String, input: &str) -> Result<String, SlurmError> {
+/// Runs a script that calls a command of Slurm, with the given standard input, and without the variables of the user that would
+/// change what the command does or prints.
+pub(crate) fn run_script(action: &str, script: &str, input: &str) -> Result<String, SlurmError> {
+    if let Some(value) = cluster_of_user().filter(|value| value.contains(',') || value == "all") {
+        return Err(SlurmError::SeveralClusters(value));
+    }
+    let script = format!("{}{script}", unset(env::vars_os()));
     let command = Command { input: input.as_bytes().to_vec(), ..Command::new(action, script, TIMEOUT) };
     let refused = |error: crate::RemoteError| SlurmError::Refused(error.to_string());
     let output = match Local::new().and_then(|mut here| here.run(&command)) {
@@ -44,7 +51,20 @@ pub(crate) fn run_script(action: &str, script: String, input: &str) -> Result<St
 }
 
 pub(crate) fn run<S: AsRef<str>>(action: &str, words: &[S]) -> Result<String, SlurmError> {
-    run_script(action, format!("exec {}", command_line(words)), "")
+    run_script(action, &format!("exec {}", command_line(words)), "")
+}
+
+/// Returns the cluster that the user chose for all commands of Slurm.
+fn cluster_of_user() -> Option<String> {
+    env::var(slurm::CLUSTERS).ok().filter(|value| !value.is_empty())
+}
+
+/// Returns a line of a script that removes variables that change what the commands do or print.
+fn unset(variables: impl Iterator<Item = (OsString, OsString)>) -> String {
+    let is_plain = |name: &String| name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
+    let names = variables.filter_map(|(name, _)| name.into_string().ok());
+    let names: Vec<String> = names.filter(|name| slurm::is_removed(name) && is_plain(name)).collect();
+    if names.is_empty() { String::new() } else { format!("unset {}\n", names.join(" ")) }
 }
 
 /// Lists jobs by id. Jobs that Slurm does not list are left out.
@@ -67,21 +87,11 @@ pub fn job_details(job: u64) -> Option<JobDetails> {
     slurm::read_job(&run("show a job", &words).ok()?)
 }
 
-/// Submits a batch script and returns the job id.
-///
-/// Removes the environment variables that would override options of the script: the user's, and those of a job that this
-/// program runs in.
+/// Submits a batch script and returns the job id. The script has all options of the job.
 fn submit(dir: &RunDir, attempt: u32) -> Result<u64, SlurmError> {
     let script = dir.job_script(attempt);
-    let submit = format!(
-        "for name in $(env | sed -n 's/^\\(S\\(BATCH\\|LURM\\)_[A-Za-z0-9_]*\\)=.*/\\1/p'); do\n\
-         case $name in SLURM_CONF) ;; *) unset \"$name\" ;; esac\n\
-         done\n\
-         cd {} && exec sbatch --parsable {}",
-        quote(dir.root.as_str()),
-        quote(script.as_str())
-    );
-    let output = run_script("submit a job", submit, "")?;
+    let submit = format!("cd {} && exec sbatch --parsable {}", quote(dir.root.as_str()), quote(script.as_str()));
+    let output = run_script("submit a job", &submit, "")?;
     slurm::read_submitted(&output).ok_or_else(|| SlurmError::Refused(format!("{output:?}, which is not a job id")))
 }
 
@@ -112,11 +122,28 @@ pub(crate) fn failure(what: &str, error: &SlurmError) -> Failure {
     let code = match error {
         SlurmError::ControllerDown => ErrorCode::SlurmUnreachable,
         SlurmError::NoSlurm => ErrorCode::ProgramMissing,
-        SlurmError::UnknownJob | SlurmError::NoAccounting | SlurmError::Refused(_) => ErrorCode::SlurmFailed,
+        SlurmError::UnknownJob | SlurmError::NoAccounting | SlurmError::SeveralClusters(_) | SlurmError::Refused(_) => {
+            ErrorCode::SlurmFailed
+        }
     };
     Failure::new(code, what, error.to_string(), error.fix())
 }
 
 fn user_name(user: Uid) -> String {
     User::from_uid(user).ok().flatten().map_or_else(|| user.to_string(), |user| user.name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn variables_that_change_the_commands_are_removed_before_they_run() {
+        let variables = |names: &[&str]| {
+            names.iter().map(|name| (OsString::from(name), OsString::new())).collect::<Vec<_>>().into_iter()
+        };
+        let names = ["HOME", "SQUEUE_FORMAT", "SLURM_CONF", "SCANCEL_STATE", "SLURM_JOB_ID", "SBATCH_X;reboot"];
+        assert_eq!(unset(variables(&names)), "unset SQUEUE_FORMAT SCANCEL_STATE SLURM_JOB_ID\n");
+        assert_eq!(unset(variables(&["HOME", "SLURM_CONF"])), "");
+    }
 }

@@ -8,7 +8,7 @@ use cluster::slurm::{self, Accounted, Job, JobReply, JobStatus, NoReply};
 use nix::unistd::Uid;
 use rundir::now_s;
 
-use super::{jobs, run, user_name};
+use super::{cluster_of_user, jobs, run, user_name};
 use crate::threads;
 
 /// The shortest time between two queries. The controller serves the whole cluster.
@@ -158,7 +158,9 @@ fn update(before: &BTreeMap<u64, JobStatus>, listed: &[Job]) -> Vec<(u64, (JobSt
 fn accounted(ids: &[u64]) -> Vec<Accounted> {
     let ids: Vec<String> = ids.iter().map(u64::to_string).collect();
     let list = format!("--jobs={}", ids.join(","));
-    let words: Vec<&str> = slurm::ACCOUNTING.into_iter().chain([list.as_str()]).collect();
+    // Unlike the other commands, sacct does not read the variable.
+    let cluster = cluster_of_user().map(|cluster| format!("--clusters={cluster}"));
+    let words: Vec<&str> = slurm::ACCOUNTING.into_iter().chain([list.as_str()]).chain(cluster.as_deref()).collect();
     let rows =
         run("look up its jobs", &words).map_or_else(|_| Vec::new(), |answer| slurm::read_accounting(&answer).rows);
     rows.into_iter().filter(|row| row.step.is_none()).collect()

@@ -19,8 +19,9 @@ impl Step {
     }
 
     /// Returns the command line, which gives the script the environment and the GPUs that the ranks will have.
-    fn words<'a>(&'a self, script: &'a str) -> [&'a str; 9] {
-        ["srun", "--nodes=1", "--ntasks=1", "--cpu-bind=none", "--nodelist", self.node.as_str(), "sh", "-c", script]
+    fn words<'a>(&'a self, script: &'a str) -> [&'a str; 10] {
+        let node = self.node.as_str();
+        ["srun", "--export=ALL", "--nodes=1", "--ntasks=1", "--cpu-bind=none", "--nodelist", node, "sh", "-c", script]
     }
 }
 

@@ -42,7 +42,7 @@ impl Workspace {
     pub fn nodes_given(&self, nodes: &NodesArgs) -> Result<Vec<(ListedNode, Login)>, CommandError> {
         let nodes = self.wanted(nodes);
         if let Some(path) = &nodes.slurm {
-            let spec = self.slurm_spec(path)?;
+            let (spec, _) = self.slurm_spec(path)?;
             let found = self.connections.partition_nodes(&spec)?;
             let listed = |slurm: SlurmNode| {
                 let node = Node { id: slurm.node.clone(), slots: spec.gpus_per_node };

@@ -5,10 +5,11 @@ use crate::args::NodesArgs;
 use crate::command_error::CommandError;
 use camino::Utf8Path;
 use cluster::hostfile::Filter;
-use cluster::slurm::SlurmSpec;
+use cluster::slurm::{Adopted, SlurmSpec};
 use cluster::{Hostfile, NodeId};
 use plan::Target;
 use rundir::{Attempt, ErrorCode, Failure, Login, Run, RunId};
+use std::ffi::OsString;
 
 /// The choice of nodes for the next attempt of a run, among the nodes and spare nodes of the last attempt.
 pub struct NodeChoice<'a> {
@@ -76,18 +77,23 @@ impl Workspace {
     }
 
     fn slurm_target(&self, path: &Utf8Path) -> Result<Target, CommandError> {
-        Ok(Target::slurm(self.slurm_spec(path)?, format!("Slurm file {path}")))
+        let (spec, adopted) = self.slurm_spec(path)?;
+        Ok(Target { adopted, ..Target::slurm(spec, format!("Slurm file {path}")) })
     }
 
-    /// Reads a Slurm file.
-    pub fn slurm_spec(&self, path: &Utf8Path) -> Result<SlurmSpec, CommandError> {
+    /// Reads a Slurm file, and adds what the user's environment variables request of sbatch.
+    pub fn slurm_spec(&self, path: &Utf8Path) -> Result<(SlurmSpec, Adopted), CommandError> {
         let what = format!("cannot use Slurm file {path}");
         let text = std::fs::read_to_string(self.here.join(path)).map_err(|error| {
             let fix = "write a file like hostfiles/slurm.toml, or name nodes: --hostfile FILE";
             CommandError::request(Failure::new(ErrorCode::of_io(&error), &*what, error.to_string(), fix))
         })?;
-        SlurmSpec::parse(&text)
-            .map_err(|e| CommandError::request(Failure::new(ErrorCode::InvalidSlurmFile, &*what, e.why, e.fix)))
+        let mut spec = SlurmSpec::parse(&text)
+            .map_err(|e| CommandError::request(Failure::new(ErrorCode::InvalidSlurmFile, &*what, e.why, e.fix)))?;
+        let text = |text: OsString| text.into_string().ok();
+        let variables = std::env::vars_os().filter_map(|(name, value)| Some((text(name)?, text(value)?)));
+        let adopted = spec.adopt(variables);
+        Ok((spec, adopted))
     }
 
     /// Returns the node flags of a command. If it has none, returns the flags that precede the command.
