@@ -133,7 +133,8 @@ pub enum NodeHealth {
     Unreachable,
 }
 
-/// Totals and means over the GPUs of a node. A value that no GPU reports is `None`.
+/// Totals and means over the GPUs of a node. A total is `None` if a GPU does not report its value. Means and maxima are over the GPUs
+/// that report, and `None` if there are none.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct NodeSummary {
     /// GPUs that report.
@@ -142,6 +143,9 @@ pub struct NodeSummary {
     pub processes: usize,
     /// Mean power per GPU.
     pub power_w_mean: Option<f64>,
+    /// GPUs that report their power.
+    #[serde(skip)]
+    pub powered: usize,
     /// Power of all GPUs.
     pub power_w: Option<f64>,
     /// Mean GPU utilization.
@@ -187,10 +191,10 @@ pub struct FleetSummary {
     pub gpus: usize,
     /// Mean power per GPU.
     pub power_w_mean: Option<f64>,
-    /// GPU memory in use; node memory where no node has a GPU.
-    pub mem_used_mib: u64,
+    /// GPU memory in use; node memory where no node has a GPU. `None` if a GPU or node does not report it.
+    pub mem_used_mib: Option<u64>,
     /// Total memory of the same kind.
-    pub mem_total_mib: u64,
+    pub mem_total_mib: Option<u64>,
 }
 
 /// The order of nodes.
@@ -415,7 +419,9 @@ impl Fleet {
     pub fn summary(&self) -> FleetSummary {
         let mut sum = FleetSummary { nodes: self.nodes.len(), ..FleetSummary::default() };
         let has_gpus = self.has_gpus();
-        let (mut power, mut powered) = (0.0, 0.0);
+        let (mut power, mut powered) = (0.0, 0);
+        // The memory of each node, `None` if it is unknown.
+        let mut memory: Vec<Option<(u64, u64)>> = Vec::new();
         for view in &self.nodes {
             match view.link {
                 Link::Connecting => continue,
@@ -428,21 +434,15 @@ impl Fleet {
             let summary = &view.summary;
             sum.faults += view.faults.len();
             sum.gpus += summary.gpus;
-            if let (Some(mean), Some(all)) = (summary.power_w_mean, summary.power_w)
-                && mean > 0.0
-            {
-                power += all;
-                powered += all / mean;
+            power += summary.power_w_mean.unwrap_or(0.0) * summary.powered as f64;
+            powered += summary.powered;
+            if !has_gpus || summary.gpus > 0 {
+                memory.push(summary.memory_mib());
             }
-            let memory = match has_gpus {
-                true => summary.gpu_mem_used_mib.zip(summary.gpu_mem_total_mib),
-                false => summary.mem_used_mib.zip(summary.mem_total_mib),
-            };
-            let (used, total) = memory.unwrap_or((0, 0));
-            sum.mem_used_mib += used;
-            sum.mem_total_mib += total;
         }
-        sum.power_w_mean = (powered > 0.0).then(|| power / powered);
+        sum.power_w_mean = (powered > 0).then(|| power / powered as f64);
+        let (used, all): (Vec<_>, Vec<_>) = memory.into_iter().map(Option::unzip).unzip();
+        (sum.mem_used_mib, sum.mem_total_mib) = (total(used.into_iter()), total(all.into_iter()));
         sum
     }
 }
@@ -596,6 +596,11 @@ fn process_cpu_pct(before: &Frame, now: &Frame) -> BTreeMap<u32, f64> {
     if seconds > 0.0 { processes(now).into_iter().filter_map(pct).collect() } else { BTreeMap::new() }
 }
 
+/// Returns the sum of values; `None` if one of them is unknown, or if there are none.
+fn total(values: impl Iterator<Item = Option<u64>>) -> Option<u64> {
+    values.reduce(|sum, value| Some(sum?.saturating_add(value?))).flatten()
+}
+
 impl NodeSummary {
     /// Summarizes a frame; rates are differences to the frame before.
     fn of(frame: &Frame, before: Option<&Frame>) -> Self {
@@ -638,14 +643,13 @@ impl NodeSummary {
             gpus.iter().filter_map(|gpu| of(gpu).value()).collect()
         };
         let mean = |numbers: &[f64]| (!numbers.is_empty()).then(|| numbers.iter().sum::<f64>() / numbers.len() as f64);
-        let sum = |of: fn(&GpuSample) -> &Reading<u64>| {
-            gpus.iter().filter_map(|gpu| of(gpu).value()).reduce(|a, b| a.saturating_add(b))
-        };
+        let sum = |of: fn(&GpuSample) -> &Reading<u64>| total(gpus.iter().map(|gpu| of(gpu).value()));
         let power = numbers(|gpu| &gpu.power_w);
         Self {
             gpus: gpus.len(),
             power_w_mean: mean(&power),
-            power_w: (!power.is_empty()).then(|| power.iter().sum()),
+            powered: power.len(),
+            power_w: (!power.is_empty() && power.len() == gpus.len()).then(|| power.iter().sum()),
             util_pct_mean: mean(&numbers(|gpu| &gpu.util_pct)),
             gpu_mem_used_mib: sum(|gpu| &gpu.mem_used_mib),
             gpu_mem_total_mib: sum(|gpu| &gpu.mem_total_mib),

@@ -6,7 +6,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::gpu::{Absent, GpuSample};
-use crate::nvidia_smi::SmiError;
+use crate::nvidia_smi::{FALLEN_OFF, GpuName, SmiError};
 use crate::probe::Frame;
 use crate::xid::{Xid, XidAction};
 
@@ -51,29 +51,37 @@ impl fmt::Display for Fault {
 
 /// Returns the faults of a frame, most severe first.
 ///
-/// A node without nvidia-smi has no GPUs, which is not a fault. A missing power reading alone is not a fault either.
+/// A node without nvidia-smi has no GPUs, which is not a fault. A reading that the driver cannot read is not a fault either: it
+/// is unknown at that moment.
 pub fn faults(frame: &Frame) -> Vec<Fault> {
-    let mut faults: Vec<Fault> = frame.smi_errors.iter().filter_map(of_smi_error).collect();
+    let mut faults: Vec<Fault> = frame.smi_errors.iter().filter_map(|error| of_smi_error(error, frame)).collect();
     faults.extend(frame.gpus.iter().flat_map(of_gpu));
     faults.extend(of_xids(frame));
     faults.sort_by_key(|fault| std::cmp::Reverse(fault.severity));
     faults
 }
 
-fn of_smi_error(error: &SmiError) -> Option<Fault> {
+fn of_smi_error(error: &SmiError, frame: &Frame) -> Option<Fault> {
     use SmiError::*;
     let severity = match error {
         NotFound | UnknownField(_) | HalfRow(_) => return None,
-        Reported(_) => FaultSeverity::Warn,
+        Reported(_) | Warning(_) | InfoRomCorrupted { .. } => FaultSeverity::Warn,
+        // GPUs that nvidia-smi lists can be used.
+        Failed { status } if *status != FALLEN_OFF && !frame.gpus.is_empty() => FaultSeverity::Warn,
         _ => FaultSeverity::Bad,
     };
+    let index = |name: &GpuName| {
+        let is_named = |gpu: &&GpuSample| gpu.bus_id.as_ref().is_some_and(|bus_id| name.is_at(bus_id));
+        name.index.or_else(|| frame.gpus.iter().find(is_named).map(|gpu| gpu.index))
+    };
     let gpu = match error {
-        GpuLost { gpu, .. } => gpu.index,
+        GpuLost { gpu, .. } | InfoRomCorrupted { gpu } => index(gpu),
         _ => None,
     };
     // `Fault` shows the index of the GPU before the text.
     let what = match error {
-        GpuLost { gpu, why } if gpu.index.is_some() => format!("does not respond: {why}"),
+        GpuLost { why, .. } if gpu.is_some() => format!("does not respond: {why}"),
+        InfoRomCorrupted { .. } if gpu.is_some() => "its infoROM is corrupted".into(),
         other => other.to_string(),
     };
     Some(Fault { gpu, severity, what, fix: error.fix().into() })
@@ -85,7 +93,8 @@ fn of_xids(frame: &Frame) -> Vec<Fault> {
         let (severity, shown_s) = match at.xid.action() {
             XidAction::Note => return None,
             XidAction::Restart => (FaultSeverity::Warn, HOUR_S),
-            XidAction::Reset | XidAction::Reboot => (FaultSeverity::Bad, DAY_S),
+            action if action.is_fault() => (FaultSeverity::Bad, DAY_S),
+            _ => (FaultSeverity::Warn, DAY_S),
         };
         (frame.t - at.t < shown_s).then_some((&at.xid, severity))
     });
@@ -101,22 +110,15 @@ fn of_gpu(gpu: &GpuSample) -> Vec<Fault> {
     let mut add = |severity, what: String, fix: &str| {
         faults.push(Fault { gpu: Some(gpu.index), severity, what, fix: fix.into() });
     };
-    let absent = [
-        gpu.mem_used_mib.absent(),
-        gpu.temp_c.absent(),
-        gpu.util_pct.absent(),
-        gpu.sm_clock_mhz.absent(),
-        gpu.power_w.absent(),
-    ];
-    let mut broken = absent.into_iter().flatten().filter(|why| why.is_fault());
-    // `ERR!` for power alone has usually disappeared in the next sample. For other fields, it is a fault of the GPU.
-    let only_power = gpu.power_w.absent().is_some_and(|why| *why == Absent::Error) && broken.clone().count() == 1;
-    if let Some(why) = broken.next().filter(|_| !only_power) {
+    if let Some(why) = gpu.fault() {
         let fix = match why {
             Absent::RequiresReset => "end its processes and run `nvidia-smi --gpu-reset`, or reboot the node",
             _ => "resume without the node (--exclude) and reboot it; check `dmesg` for Xid errors",
         };
         add(FaultSeverity::Bad, why.to_string(), fix);
+    } else if let Some(why) = gpu.unreadable() {
+        let fix = "if this repeats, check `dmesg` on the node for Xid errors";
+        add(FaultSeverity::Warn, format!("its readings are unknown: {why}"), fix);
     }
     if let Some(errors) = gpu.ecc_uncorrected.value().filter(|errors| *errors > 0) {
         let errors = format!("{errors} uncorrected memory error{}", if errors == 1 { "" } else { "s" });
@@ -134,10 +136,13 @@ mod tests {
     use crate::nvidia_smi::GpuQuery;
     use crate::probe::Frames;
 
-    fn shown(rows: &str, status: i32) -> Vec<String> {
+    fn frame(rows: &str, status: i32) -> Frame {
         let text = format!("#frame 1 5\n#gpus\n{rows}\n#exit {status}\n#end 1\n");
-        let frame = Frames::new(GpuQuery::default()).push(text.as_bytes()).remove(0);
-        faults(&frame).iter().map(ToString::to_string).collect()
+        Frames::new(GpuQuery::default()).push(text.as_bytes()).remove(0)
+    }
+
+    fn shown(rows: &str, status: i32) -> Vec<String> {
+        faults(&frame(rows, status)).iter().map(ToString::to_string).collect()
     }
 
     fn row(power: &str, util: &str, ecc: &str, throttle: &str) -> String {
@@ -154,13 +159,36 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_power_reading_is_not_a_fault_and_other_missing_readings_are() {
-        assert_eq!(shown(&row("ERR!", "100", "0", "0x0"), 0), [""; 0]);
-        assert_eq!(shown(&row("ERR!", "ERR!", "0", "0x0"), 0), ["GPU 0: ERR!"]);
-        assert_eq!(
-            shown(&row("[GPU is lost]", "[GPU is lost]", "[GPU is lost]", "[GPU is lost]"), 0),
-            ["GPU 0: GPU is lost"]
-        );
+    fn a_gpu_is_faulty_on_evidence_alone_and_a_reading_that_fails_is_unknown() {
+        for unread in
+            ["ERR!", "[Unknown Error]", "[N/A]", "[Not Supported]", "[Requires root]", "[Insufficient Permissions]"]
+        {
+            assert_eq!(shown(&row(unread, "100", "0", "0x0"), 0), [""; 0], "{unread}");
+            assert_eq!(shown(&row("631.95", unread, unread, unread), 0), [""; 0], "{unread}");
+        }
+        assert_eq!(shown(&row("ERR!", "ERR!", "0", "0x0"), 0), [""; 0], "the temperature is known");
+        let table = "0, GPU-a, H100, 00000000:19:00.0, ERR!, ERR!, 0, 81559, ERR!, ERR!, ERR!, ERR!, ERR!, Disabled, ERR!, 5, 16\n";
+        let frame = frame(table, 0);
+        assert_eq!(faults(&frame).iter().map(|fault| fault.severity).collect::<Vec<_>>(), [FaultSeverity::Warn]);
+        for (evidence, fault) in
+            [("[GPU is lost]", "GPU 0: GPU is lost"), ("[GPU requires reset]", "GPU 0: GPU requires reset")]
+        {
+            assert_eq!(shown(&row(evidence, evidence, evidence, evidence), 0), [fault]);
+            assert_eq!(shown(&row("[Unknown Error]", evidence, "0", "0x0"), 0), [fault]);
+        }
+    }
+
+    #[test]
+    fn a_warning_of_nvidia_smi_is_a_warning_of_its_gpu_and_an_unexplained_failure_is_none_of_listed_gpus() {
+        let row = row("300", "100", "0", "0x0");
+        let severities =
+            |rows: &str, status| faults(&frame(rows, status)).iter().map(|f| (f.gpu, f.severity)).collect::<Vec<_>>();
+        let corrupted = format!("WARNING: infoROM is corrupted at gpu 0000:19:00.0\n{row}");
+        assert_eq!(severities(&corrupted, 14), [(Some(0), FaultSeverity::Warn)]);
+        assert_eq!(severities(&row, 14), [(None, FaultSeverity::Warn)]);
+        assert_eq!(severities(&row, 255), [(None, FaultSeverity::Warn)]);
+        assert_eq!(severities(&row, 15), [(None, FaultSeverity::Bad)]);
+        assert_eq!(severities("", 255), [(None, FaultSeverity::Bad)]);
     }
 
     #[test]

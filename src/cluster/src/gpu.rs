@@ -97,7 +97,7 @@ pub enum Absent {
     NotSupported,
     /// `[Unknown Error]`: the driver failed to read the value.
     UnknownError,
-    /// `ERR!`: the driver failed to read it. If only the power is affected, the next sample is often valid.
+    /// `ERR!`: the same. The next sample is often valid.
     Error,
     /// `[GPU is lost]`: the GPU has fallen off the bus; the node needs a reboot.
     GpuIsLost,
@@ -129,9 +129,14 @@ impl Absent {
         (Absent::NotAsked, "not asked"),
     ];
 
-    /// Returns whether the reason is a fault of the GPU. Other reasons mean that the value is not available here.
+    /// Returns whether the reason proves a fault of the GPU.
     pub fn is_fault(&self) -> bool {
-        matches!(self, Absent::UnknownError | Absent::Error | Absent::GpuIsLost | Absent::RequiresReset)
+        matches!(self, Absent::GpuIsLost | Absent::RequiresReset)
+    }
+
+    /// Returns whether the driver failed to read the value at that moment. Alone, this is not a fault of the GPU.
+    pub fn is_failed_read(&self) -> bool {
+        matches!(self, Absent::UnknownError | Absent::Error)
     }
 }
 
@@ -220,6 +225,26 @@ pub struct GpuSample {
     /// The compute processes.
     #[serde(default)]
     pub processes: Vec<GpuProcess>,
+}
+
+impl GpuSample {
+    /// Returns the reason that proves a fault of the GPU, if any reading has one.
+    pub fn fault(&self) -> Option<&Absent> {
+        let whole = [&self.mem_used_mib, &self.mem_total_mib, &self.ecc_uncorrected].map(Reading::absent);
+        self.live().into_iter().chain(whole).flatten().find(|why| why.is_fault())
+    }
+
+    /// Returns why the driver cannot read the GPU: it fails to read more than one live reading, and reads none.
+    pub fn unreadable(&self) -> Option<&Absent> {
+        let has_value = self.live().iter().any(Option::is_none);
+        let mut failed = self.live().into_iter().flatten().filter(|why| why.is_failed_read());
+        failed.next().filter(|_| !has_value && failed.next().is_some())
+    }
+
+    /// Returns why the readings that change with the load are absent; `None` for those that are not.
+    fn live(&self) -> [Option<&Absent>; 4] {
+        [&self.power_w, &self.util_pct, &self.temp_c, &self.sm_clock_mhz].map(Reading::absent)
+    }
 }
 
 /// A compute process on a GPU.

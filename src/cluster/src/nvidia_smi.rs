@@ -9,7 +9,7 @@ use crate::gpu::{Absent, GpuProcess, GpuSample, Reading, ThrottleReasons};
 
 mod error;
 
-pub use error::{GpuName, SmiError};
+pub use error::{FALLEN_OFF, GpuName, SmiError};
 
 /// The output format of both queries.
 pub const FORMAT: &str = "--format=csv,noheader,nounits";
@@ -109,12 +109,17 @@ impl GpuQuery {
     ///
     /// A last line without a line end is incomplete and is not read.
     pub fn read(&self, text: &str, status: Option<i32>, t: f64) -> Output<GpuSample> {
-        Output::read(text, status, |line, place| {
+        let mut output = Output::read(text, status, Rows::OnePerGpu, |line, place| {
             let cells = cells(line, self.fields.len(), self.fields.iter().position(|f| f.cell == Cell::Name))?;
             // A message may have as many commas as a row, but no index in front.
             let numbered = cells[0].bytes().all(|b| b.is_ascii_digit()) || cells[0].starts_with('[');
             (numbered && !cells[0].is_empty()).then(|| self.sample(&cells, place, t))
-        })
+        });
+        // The status adds nothing to a row that shows which GPU is lost.
+        if output.rows.iter().any(|gpu| gpu.fault().is_some()) {
+            output.smi_errors.retain(|error| *error != SmiError::Failed { status: FALLEN_OFF });
+        }
+        output
     }
 
     fn sample(&self, cells: &[&str], place: usize, t: f64) -> GpuSample {
@@ -159,12 +164,26 @@ impl fmt::Display for GpuQuery {
 pub struct Output<T> {
     /// The rows.
     pub rows: Vec<T>,
-    /// Lines that are not rows, and errors of nvidia-smi.
+    /// Lines that are not rows, and errors and warnings of nvidia-smi.
     pub smi_errors: Vec<SmiError>,
 }
 
+/// How many rows an output has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Rows {
+    /// One row per GPU, so that an output without rows is incomplete.
+    OnePerGpu,
+    /// Any number.
+    Any,
+}
+
 impl<T> Output<T> {
-    fn read(text: &str, status: Option<i32>, mut row: impl FnMut(&str, usize) -> Option<T>) -> Self {
+    /// Returns why rows may be missing. Warnings beside complete rows do not count.
+    pub fn failure(&self) -> Option<&SmiError> {
+        self.smi_errors.iter().find(|error| !error.is_warning())
+    }
+
+    fn read(text: &str, status: Option<i32>, count: Rows, mut row: impl FnMut(&str, usize) -> Option<T>) -> Self {
         let (mut rows, mut others) = (Vec::new(), Vec::new());
         for line in text.split_inclusive('\n') {
             let trimmed = line.trim();
@@ -176,7 +195,8 @@ impl<T> Output<T> {
                 None => others.push(line),
             }
         }
-        Output { rows, smi_errors: error::all(&others, status) }
+        let has_rows = count == Rows::Any || !rows.is_empty();
+        Output { rows, smi_errors: error::all(&others, status, has_rows) }
     }
 }
 
@@ -193,7 +213,7 @@ pub struct ComputeApp {
 ///
 /// A program's name may contain commas, so the memory is read from the right.
 pub fn read_compute_apps(text: &str, status: Option<i32>) -> Output<ComputeApp> {
-    Output::read(text, status, |line, _| {
+    Output::read(text, status, Rows::Any, |line, _| {
         let cells = cells(line, 4, Some(2))?;
         let listed = cells[0].starts_with("GPU-") || cells[0].starts_with("MIG-") || cells[0].starts_with('[');
         listed.then(|| ComputeApp {

@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::gpu::{GpuProcess, GpuSample, ProcessOwner};
 use crate::nvidia_smi::{COMPUTE_APPS, ComputeApp, FORMAT, GpuQuery, SmiError, read_compute_apps};
-use crate::{LinkBytes, Xid, XidAt};
+use crate::{LinkBytes, Xid, XidAt, remove_ended};
 
 /// A longer line is truncated and a longer frame is dropped.
 const LONGEST_LINE: usize = 16 * 1024;
@@ -266,10 +266,12 @@ fn read_end(end: &str) -> Option<(u64, Option<f64>)> {
 }
 
 impl Open {
-    /// Returns the Xid errors, if this frame contains the kernel log.
+    /// Returns the Xid errors that no later line ends, if this frame contains the kernel log.
     fn xids(&self) -> Option<Vec<XidAt>> {
         let text = self.texts.get(&Section::Xids)?;
-        Some(text.lines().filter_map(|line| XidAt::read(line, self.t, self.up_s?)).collect())
+        let mut xids = text.lines().filter_map(|line| XidAt::read(line, self.t, self.up_s?)).collect();
+        remove_ended(&mut xids, |at: &XidAt| &at.xid);
+        Some(xids)
     }
 
     fn close(self, query: &GpuQuery, up_s: Option<f64>) -> Frame {

@@ -91,8 +91,8 @@ pub fn findings(node: &NodeEvidence) -> Vec<Finding> {
     for (xid, since_s) in &node.past.xids {
         let urgency = match xid.action() {
             XidAction::Note => Urgency::Note,
-            XidAction::Restart => Urgency::Look,
-            XidAction::Reset | XidAction::Reboot => Urgency::Act,
+            action if action.is_fault() => Urgency::Act,
+            _ => Urgency::Look,
         };
         let about = Subject::Node(node.node.clone());
         found.push(Finding::new(Rule::Xid, urgency, about, xid.to_string(), xid.action().in_words()).since(*since_s));

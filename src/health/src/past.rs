@@ -51,6 +51,7 @@ impl NodePast {
         };
         self.smi_errors = sample.smi_errors.iter().map(|error| now(&self.smi_errors, error)).collect();
         for at in &sample.xids {
+            self.xids.retain(|earlier, _| *earlier == at.xid || !at.xid.ends(earlier));
             self.xids.entry(at.xid.clone()).or_insert(at.t);
         }
         if sample.gpus.is_empty() {
@@ -74,8 +75,7 @@ impl NodePast {
 impl GpuPast {
     fn see(&mut self, gpu: &GpuSample) {
         (self.listed_s, self.missed) = (gpu.t, 0);
-        let readings = [gpu.power_w.absent(), gpu.util_pct.absent(), gpu.mem_used_mib.absent(), gpu.temp_c.absent()];
-        let lost = [Absent::GpuIsLost, Absent::RequiresReset].into_iter().find(|why| readings.contains(&Some(why)));
+        let lost = gpu.fault().cloned();
         let since_s = self.lost.as_ref().map_or(gpu.t, |(_, since_s)| *since_s);
         self.lost = lost.map(|why| (why, since_s));
         if let Some(count) = gpu.ecc_uncorrected.value() {

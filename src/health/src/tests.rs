@@ -2,7 +2,7 @@
 
 use cluster::nvidia_smi::SmiError;
 use cluster::probe::{Frame, HostSample};
-use cluster::{Absent, Reading, ThrottleReasons, Xid, XidAt};
+use cluster::{Absent, Reading, ThrottleReasons, Xid, XidAction, XidAt};
 use rundir::{ErrorCode, EventKind, Failure, History, RunId};
 use runstate::{Liveness, Load, derive};
 
@@ -462,7 +462,8 @@ fn every_rule_has_an_observation_and_advice() {
     });
     add("Xid", &|case| {
         let (number, bus_id, t) = ([79, 45, 31], "0000:19:00".to_owned(), case.now_s() - 12.0);
-        let xids = number.map(|number| XidAt { t, xid: Xid { number, bus_id: bus_id.clone() } }).to_vec();
+        let xids =
+            number.map(|number| XidAt { t, xid: Xid { number, bus_id: bus_id.clone(), required: None } }).to_vec();
         let sample = NodeSample { xids, ..sample(case.now_s(), [], &[]) };
         case.nodes[0].see(&sample, 4);
     });
@@ -473,6 +474,21 @@ fn every_rule_has_an_observation_and_advice() {
         }
     });
     insta::assert_snapshot!(all.join("\n"));
+}
+
+#[test]
+fn an_xid_error_whose_recovery_action_became_none_is_no_longer_found() {
+    let mut case = Case::new();
+    let xid = |number, required| Xid { number, bus_id: "0000:19:00".into(), required };
+    let log = [xid(119, None), xid(154, Some(XidAction::Reset)), xid(154, Some(XidAction::Note))];
+    let mut see = |log: &[Xid]| -> usize {
+        let t = case.now_s();
+        let xids = log.iter().map(|xid| XidAt { t, xid: xid.clone() }).collect();
+        case.nodes[0].see(&NodeSample { xids, ..sample(t, [], &[]) }, 4);
+        case.rules().iter().filter(|rule| **rule == Rule::Xid).count()
+    };
+    assert_eq!(see(&log[..2]), 2);
+    assert_eq!(see(&log[2..]), 1, "the notice that no recovery is required");
 }
 
 #[test]

@@ -67,10 +67,10 @@ impl ListedProcess {
         ProcessKey { node: node.clone(), pid: self.pid, start_ticks: self.start_ticks }
     }
 
-    /// Returns whether the process holds GPU memory or belongs to training: its environment has `VIDTUI_RUN` or `RANK`, or it
+    /// Returns whether the process is on a GPU or belongs to training: its environment has `VIDTUI_RUN` or `RANK`, or it
     /// is a launcher.
     pub fn trains(&self) -> bool {
-        let is_marked = self.gpu_mib.is_some() || self.run.is_some() || self.rank.is_some();
+        let is_marked = self.on_gpu || self.run.is_some() || self.rank.is_some();
         is_marked || is_launcher(&self.command)
     }
 
@@ -168,6 +168,7 @@ mod tests {
             age_s: 60,
             run: None,
             rank: None,
+            on_gpu: false,
             gpu_mib: None,
             command: command.into(),
         }
@@ -184,10 +185,10 @@ mod tests {
                 of_run,
                 ListedProcess { rank: Some(3), ..process(4200, 1000, "python3 train.py") },
                 process(4300, 1000, "/usr/bin/python3 -u -m torch.distributed.run train.py"),
-                ListedProcess { gpu_mib: Some(100), ..process(4400, 1001, "python3 train.py") },
-                ListedProcess { gpu_mib: Some(100), state: 'Z', ..process(4500, 1000, "python3") },
+                ListedProcess { on_gpu: true, gpu_mib: Some(100), ..process(4400, 1001, "python3 train.py") },
+                ListedProcess { on_gpu: true, gpu_mib: Some(100), state: 'Z', ..process(4500, 1000, "python3") },
                 process(4600, 1000, "vim torchrun"),
-                ListedProcess { gpu_mib: Some(1), ..process(4700, 1000, "vidtui") },
+                ListedProcess { on_gpu: true, gpu_mib: None, ..process(4700, 1000, "vidtui") },
             ],
         }
     }

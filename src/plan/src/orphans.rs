@@ -34,7 +34,10 @@ pub struct ListedProcess {
     /// `RANK` in its environment, which launchers of distributed training set.
     #[serde(default)]
     pub rank: Option<usize>,
-    /// GPU memory that it holds, if it is known.
+    /// Whether nvidia-smi lists it on a GPU.
+    #[serde(default)]
+    pub on_gpu: bool,
+    /// GPU memory that it holds on all GPUs, if it is known.
     pub gpu_mib: Option<u64>,
     /// Command line.
     pub command: String,
@@ -231,6 +234,7 @@ mod tests {
             age_s: 60,
             run: run.map(str::to_owned),
             rank: None,
+            on_gpu: false,
             gpu_mib: None,
             command: command.into(),
         }

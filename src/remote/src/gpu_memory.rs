@@ -90,7 +90,7 @@ fn read(text: &str, pids: &BTreeSet<i32>) -> Option<GpuMemory> {
     let held: Vec<(u32, Option<u64>)> =
         known.clone().filter(|(pid, _)| i32::try_from(*pid).is_ok_and(|pid| pids.contains(&pid))).collect();
     let hidden = apps.rows.len() - known.count();
-    Some(match apps.smi_errors.first() {
+    Some(match apps.failure() {
         _ if !held.is_empty() => GpuMemory::Held(held),
         Some(error @ (SmiError::NotFound | SmiError::NoDriver | SmiError::NoDevices)) => {
             GpuMemory::NoGpus(error.to_string())
@@ -117,6 +117,12 @@ mod tests {
         assert_eq!(read(held), Some(GpuMemory::Held(vec![(4102, Some(18432)), (4101, None)])));
         for unknown in ["\n124\nend\n", "Failed to initialize NVML: Unknown Error\n\n255\nend\n"] {
             assert!(matches!(read(unknown), Some(GpuMemory::Unknown(_))), "{unknown}");
+        }
+        for warnings in [
+            "WARNING: infoROM is corrupted at gpu 0000:19:00.0\n\n14\nend\n",
+            "ERROR: ld.so: object 'a.so'\n\n0\nend\n",
+        ] {
+            assert_eq!(read(warnings), Some(GpuMemory::Released), "{warnings}");
         }
         let hidden =
             "GPU-a, 77, python, 2048\nGPU-a, [Insufficient Permissions], [Insufficient Permissions], [N/A]\n\n0\nend\n";

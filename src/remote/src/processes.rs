@@ -96,6 +96,7 @@ fn read(node: &NodeId, text: &str) -> Option<NodeProcesses> {
                         age_s: age.parse().unwrap_or(0),
                         run: None,
                         rank: None,
+                        on_gpu: false,
                         gpu_mib: None,
                         command: words.collect::<Vec<_>>().join(" "),
                     },
@@ -118,7 +119,10 @@ fn read(node: &NodeId, text: &str) -> Option<NodeProcesses> {
                 let found = rest.split_once(',').and_then(|(pid, mib)| Some((pid.trim().parse().ok()?, mib)));
                 if let Some(process) = found.and_then(|(pid, _): (i32, _)| processes.get_mut(&pid)) {
                     let mib = rest.split_once(',').and_then(|(_, mib)| mib.trim().parse::<u64>().ok());
-                    process.gpu_mib = Some(process.gpu_mib.unwrap_or(0) + mib.unwrap_or(0));
+                    // The sum over its GPUs is unknown if one of them is.
+                    let before = if process.on_gpu { process.gpu_mib } else { Some(0) };
+                    process.gpu_mib = before.zip(mib).map(|(before, mib)| before.saturating_add(mib));
+                    process.on_gpu = true;
                 }
             }
             _ => {}
@@ -219,6 +223,9 @@ mod tests {
         gpu 4100, 18432\n\
         gpu 4100, 1024\n\
         gpu [Insufficient Permissions], [N/A]\n\
+        gpu 4101, 2048\n\
+        gpu 4101, [N/A]\n\
+        gpu 4101, 1024\n\
         end\n";
 
     #[test]
@@ -231,6 +238,8 @@ mod tests {
         assert_eq!((found.run.as_deref(), found.rank), (Some("a-1"), Some(12)));
         assert_eq!((found.gpu_mib, found.age_s), (Some(19456), 7200));
         assert_eq!(found.command, "python3 train.py --config a b");
+        let other = &read.processes[1];
+        assert_eq!((other.on_gpu, other.gpu_mib), (true, None), "the memory on one GPU is not reported");
     }
 
     #[test]

@@ -52,7 +52,7 @@ pub struct NodeSample {
     /// The readings of the node's GPUs; empty on a node without GPUs.
     #[serde(default, skip_serializing_if = "GpuColumns::is_empty")]
     pub gpus: GpuColumns,
-    /// The errors of nvidia-smi, as text; empty on a node without nvidia-smi.
+    /// The errors of nvidia-smi, as text; empty on a node without nvidia-smi. Warnings beside complete rows are left out.
     #[serde(rename = "troubles", default, skip_serializing_if = "Vec::is_empty")]
     pub smi_errors: Vec<String>,
     /// Xid errors of its GPUs in the kernel's log, each number once.
@@ -113,8 +113,8 @@ impl NodeSample {
         let rx = |rate: Option<Rate>| rate.map(|rate| rate.rx_bytes_per_s.round() as u64);
         let tx = |rate: Option<Rate>| rate.map(|rate| rate.tx_bytes_per_s.round() as u64);
         let gpus = &frame.gpus;
-        let no_gpus = SmiError::NotFound;
-        let smi_errors = frame.smi_errors.iter().filter(|error| **error != no_gpus).map(ToString::to_string);
+        let is_error = |error: &&SmiError| **error != SmiError::NotFound && !error.is_warning();
+        let smi_errors = frame.smi_errors.iter().filter(is_error).map(ToString::to_string);
         Self {
             v: SCHEMA,
             attempt,
@@ -264,9 +264,9 @@ pub mod tests {
     }
 
     #[test]
-    fn a_sample_of_a_node_without_gpus_has_no_smi_errors() {
+    fn a_sample_of_a_node_without_gpus_and_one_with_warnings_has_no_smi_errors() {
         let mut frame = frame(5.0, 0);
-        frame.smi_errors = vec![SmiError::NotFound];
+        frame.smi_errors = vec![SmiError::NotFound, SmiError::Warning("WARNING: news".into())];
         let line = serde_json::to_string(&NodeSample::new(1, &frame, None)).unwrap();
         assert_eq!(line, r#"{"v":1,"attempt":1,"t":5.0,"took_s":0.0,"mem_used_mib":1024,"mem_total_mib":2048}"#);
         assert!(NodeSample::parse(line.as_bytes()).unwrap().gpus.is_empty());

@@ -168,6 +168,10 @@ impl<C: Fn(&mut Command)> Sampler<C> {
         let began_s = *self.began_s.get_or_insert(frame.t);
         // Older errors belong to programs that ran before.
         sample.xids.retain(|at| at.t >= began_s && self.xids.insert(at.xid.clone()));
+        // An error that is reported again after its end is written again.
+        for at in &sample.xids {
+            self.xids.retain(|known| *known == at.xid || !at.xid.ends(known));
+        }
         if self.used.is_empty() {
             self.used = used_gpus(self.visible.as_deref(), self.ranks, &frame.gpus);
         }

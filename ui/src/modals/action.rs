@@ -8,6 +8,7 @@ use crate::jobs::Intent;
 use crate::modals::{launch, scrolls};
 use crate::model::{ActionDialog, Modal, Model, ResultsDialog};
 use crate::run_state::short_id;
+use crate::screens::process_details;
 use crate::text;
 use crate::widgets::{capitalized, dialog, hint};
 use plan::{CheckpointDelete, KillPlan, KillScope, ListedProcess, NodesKill, RunKill, Spared, UseOf};
@@ -300,7 +301,7 @@ fn nodes_of(kill: &RunKill) -> String {
 fn process_line(model: &Model, process: &ListedProcess) -> Line<'static> {
     let user = text::fit(&text::clean(&process.user), 8, model.symbols.ellipsis);
     let age = units::short_duration(process.age_s as f64);
-    let memory = process.gpu_mib.map_or_else(String::new, |mib| units::short_size(mib << 20));
+    let memory = if process.on_gpu { process_details::gpu_memory(process) } else { String::new() };
     let fixed = format!("{:>9}  {user:<8}  {age:>6}  {memory:>7}  ", process.pid);
     let run = process.run.as_deref().map(|run| {
         let name = RunId::parse(run).map_or_else(|_| text::clean(run), |id| short_id(&id).to_owned());

@@ -86,7 +86,7 @@ pub fn cell(model: &Model, share: Option<f64>) -> (&'static str, Style) {
     }
 }
 
-/// The glyph of each GPU of a node that cannot be reached: its values are unknown.
+/// The glyph of a value that is not known, such as that of each GPU of a node that cannot be reached.
 pub const UNKNOWN: &str = "?";
 
 /// Returns the style of a value that differs much from those of the other GPUs.

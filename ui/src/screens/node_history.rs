@@ -243,15 +243,19 @@ fn lanes(model: &Model, view: &NodeView, which: Lanes) -> Vec<Lane> {
         lanes.push(fixed("GPU utilization", 100.0, "%", |moment| moment.util_pct));
     }
     if which == Lanes::All || view.gpus().is_empty() {
-        let (used, total) = view.memory_mib().unwrap_or_default();
-        let used = cursor.map_or(used, |_| (f64::from(values.mem_share) * total as f64) as u64);
         let size = |mib: u64| units::short_size(mib << 20);
-        let text = shown(values.mem_share, format!("{} of {}", size(used), size(total)));
         let title = if view.gpus().is_empty() { "Memory" } else { "GPU memory" };
         let share: fn(&Moment) -> f32 = |moment| moment.mem_share;
-        let lines: Vec<LaneLine> = vec![("", text, share)];
-        let most_text = size(total);
-        let most_in_unit = in_unit_of(&most_text, (total << 20) as f64);
+        let (text, most_text, most_in_unit) = match view.memory_mib() {
+            Some((used, total)) => {
+                let used = cursor.map_or(used, |_| (f64::from(values.mem_share) * total as f64) as u64);
+                let most_text = size(total);
+                let most_in_unit = in_unit_of(&most_text, (total << 20) as f64);
+                (format!("{} of {most_text}", size(used)), most_text, most_in_unit)
+            }
+            None => (format!("{:.0} %", values.mem_share * 100.0), "100 %".to_owned(), 100.0),
+        };
+        let lines: Vec<LaneLine> = vec![("", shown(values.mem_share, text), share)];
         lanes.push(Lane { title, most: 1.0, most_text, most_in_unit, lines });
     }
     let rates = |title, of: [fn(&Moment) -> f32; 2]| {

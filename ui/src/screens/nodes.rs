@@ -254,8 +254,10 @@ fn summary(model: &Model) -> Line<'static> {
     if let Some(power) = sum.power_w_mean {
         add(format!("mean {power:.0} W"), Style::new());
     }
-    if sum.mem_total_mib > 0 {
-        add(node_table::of_memory(sum.mem_used_mib, sum.mem_total_mib), Style::new());
+    match sum.mem_used_mib.zip(sum.mem_total_mib) {
+        Some((used, total)) => add(node_table::of_memory(used, total), Style::new()),
+        None if sum.gpus > 0 => add("memory unknown".to_owned(), theme.faint),
+        None => {}
     }
     if !model.nodes.marked.is_empty() {
         add(format!("{} marked", model.nodes.marked.len()), theme.accent);

@@ -6,6 +6,7 @@ use crate::fleet::NodeView;
 use crate::model::{Model, ProcessesScreen};
 use crate::msg::RunRow;
 use crate::run_state::StateKind;
+use crate::screens::node_heat;
 use crate::screens::node_table::of_memory;
 use crate::screens::processes::is_orphan;
 use crate::screens::run_sections;
@@ -62,7 +63,7 @@ fn few_facts(model: &Model, process: &ListedProcess, width: usize) -> Vec<Line<'
         format!("parent {}", process.parent),
     ];
     facts.extend(process.rank.map(|rank| format!("rank {rank}")));
-    facts.extend(process.gpu_mib.map(|mib| format!("{} of GPU memory", units::short_size(mib << 20))));
+    facts.extend(process.on_gpu.then(|| format!("{} of GPU memory", gpu_memory(process))));
     let dot = format!(" {} ", model.symbols.separator);
     let mut lines = vec![Line::styled(facts.join(&dot), model.theme.faint)];
     if process.run.is_some() {
@@ -103,7 +104,7 @@ fn all_facts(
         ("started", format!("{} ago", units::duration(process.age_s as f64))),
         ("state", state_in_words(process.state)),
         ("rank", process.rank.map(|rank| rank.to_string()).unwrap_or_default()),
-        ("GPU memory", process.gpu_mib.map(|mib| units::size(mib << 20)).unwrap_or_default()),
+        ("GPU memory", if process.on_gpu { shown_memory(process.gpu_mib, units::size) } else { String::new() }),
         ("GPUs", gpus(model, node, process.pid)),
         (
             "parent",
@@ -151,9 +152,21 @@ fn gpus(model: &Model, node: &NodeId, pid: i32) -> String {
     all.iter().filter(is_used).map(text).collect::<Vec<_>>().join(", ")
 }
 
-/// Returns a size in MiB as text; the glyph for no value if it is zero.
-fn memory(model: &Model, mib: u64) -> String {
-    if mib == 0 { model.symbols.none.to_owned() } else { units::short_size(mib << 20) }
+/// Returns the memory of a process on a GPU as text.
+pub fn gpu_memory(process: &ListedProcess) -> String {
+    shown_memory(process.gpu_mib, units::short_size)
+}
+
+/// Returns a size in MiB as text, or that it is not known.
+fn shown_memory(mib: Option<u64>, size: fn(u64) -> String) -> String {
+    mib.map_or_else(|| node_heat::UNKNOWN.to_owned(), |mib| size(mib << 20))
+}
+
+/// Returns the memory that processes hold on GPUs; the glyph for no value if none of them is on a GPU.
+fn memory<'a>(model: &Model, processes: impl Iterator<Item = &'a ListedProcess>) -> String {
+    let held = processes.filter(|process| process.on_gpu).map(|process| process.gpu_mib);
+    let total = held.reduce(|sum, mib| Some(sum?.saturating_add(mib?)));
+    total.map_or_else(|| model.symbols.none.to_owned(), |mib| shown_memory(mib, units::short_size))
 }
 
 /// Returns the processes of each node: how many, how many of them are orphans, and the memory that they hold.
@@ -181,7 +194,6 @@ fn nodes(model: &Model, open: &ProcessesScreen) -> Section {
         let is_of_ended = |process: &&ListedProcess| process.run.as_deref().is_some_and(|run| ended.contains(run));
         let left = listed.processes.iter().filter(is_of_ended).count();
         let own = listed.processes.iter().filter(|process| process.uid == listed.uid).count();
-        let mib: u64 = listed.processes.iter().filter_map(|process| process.gpu_mib).sum();
         all += listed.processes.len();
         orphans += left;
         let summary = model.fleet.node(node).filter(|view| view.frame.is_some()).map(|view| &view.summary);
@@ -191,7 +203,7 @@ fn nodes(model: &Model, open: &ProcessesScreen) -> Section {
             Span::raw(listed.processes.len().to_string()),
             Span::raw(own.to_string()),
             Span::styled(left.to_string(), if left > 0 { theme.warn } else { Style::new() }),
-            Span::raw(memory(model, mib)),
+            Span::raw(memory(model, listed.processes.iter())),
             Span::raw(summary.map_or_else(none, |summary| summary.gpus.to_string())),
             Span::raw(summary.and_then(|sum| sum.util_pct_mean).map_or_else(none, |pct| format!("{pct:.0} %"))),
         ]
@@ -227,7 +239,7 @@ fn others(model: &Model, open: &ProcessesScreen, node: &NodeId, process: &Listed
             Span::raw(process.pid.to_string()),
             Span::raw(rank),
             Span::raw(units::short_duration(process.age_s as f64)),
-            Span::raw(memory(model, process.gpu_mib.unwrap_or(0))),
+            Span::raw(memory(model, [*process].into_iter())),
             Span::styled(text::clean(&process.command), model.theme.faint),
         ]
     };

@@ -235,9 +235,9 @@ static COLUMNS: [(u8, ProcessColumn); 7] = [
         ProcessColumn {
             title: "GPU memory",
             right: true,
-            cell: |model, _, process| {
-                let size = |mib: u64| units::short_size(mib << 20);
-                process.gpu_mib.map_or_else(|| model.symbols.none.to_owned(), size)
+            cell: |model, _, process| match process.on_gpu {
+                true => process_details::gpu_memory(process),
+                false => model.symbols.none.to_owned(),
             },
         },
     ),

@@ -30,6 +30,7 @@ fn process(pid: i32, user: &str, run: Option<&str>, command: &str) -> ListedProc
         age_s: 5400,
         run: run.map(str::to_owned),
         rank: None,
+        on_gpu: false,
         gpu_mib: None,
         command: command.into(),
     }
@@ -38,7 +39,7 @@ fn process(pid: i32, user: &str, run: Option<&str>, command: &str) -> ListedProc
 /// A rank of a live run, an orphan process of an ended run, another trainer, and a process of another user.
 pub(super) fn processes() -> Vec<ListedProcess> {
     let (live, ended) = (stage_1().to_string(), stage_2().to_string());
-    let gpu = |mib, rank, process| ListedProcess { gpu_mib: Some(mib), rank, ..process };
+    let gpu = |mib, rank, process| ListedProcess { on_gpu: true, gpu_mib: Some(mib), rank, ..process };
     vec![
         gpu(71_000, Some(3), process(4100, "ada", Some(&live), "/opt/vidtui/vidtui-train rank --run-dir /runs/x")),
         process(4177, "ada", Some(&ended), "sh -c exec sleep 300"),

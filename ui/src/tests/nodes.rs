@@ -5,7 +5,7 @@ use crate::fleet::{FleetSource, ListedNode, NodeHealth, Sort};
 use crate::*;
 use cluster::nvidia_smi::GpuQuery;
 use cluster::probe::{Frame, Frames};
-use cluster::{Node, NodeId};
+use cluster::{Absent, Node, NodeId, Reading};
 use health::{Finding, Rule, Subject, Urgency};
 use ratatui_core::style::Modifier;
 use rundir::{ErrorCode, Failure, NodeSample};
@@ -371,6 +371,26 @@ fn a_thousand_nodes_can_be_scrolled() {
     assert!(ui.screen().contains("▸ ● gpu1024"), "{}", ui.screen());
     ui.press("PgUp g");
     assert!(ui.screen().contains("▸ ● gpu0001"));
+}
+
+#[test]
+fn totals_over_unknown_values_are_unknown_and_means_are_over_the_known_ones() {
+    let unknown = |mut frame: Frame| {
+        frame.gpus[1].mem_used_mib = Reading::Absent(Absent::NotAvailable);
+        frame.gpus[1].power_w = Reading::Absent(Absent::UnknownError);
+        frame
+    };
+    let all = |first: Frame| with(&[("gpu001", vec![first]), ("gpu002", vec![busy(1)])]);
+    let (known, partly) = (all(busy(1)), all(unknown(busy(1))));
+    let node = |ui: &Ui| ui.model.fleet.nodes()[0].summary.clone();
+    assert!(node(&known).power_w.is_some() && node(&known).gpu_mem_used_mib.is_some());
+    assert_eq!((node(&partly).power_w, node(&partly).gpu_mem_used_mib), (None, None));
+    assert!(node(&partly).power_w_mean.is_some() && node(&partly).gpu_mem_total_mib.is_some());
+    let (known, sum) = (known.model.fleet.summary(), partly.model.fleet.summary());
+    assert!(known.mem_used_mib > Some(0) && known.mem_total_mib > Some(0));
+    assert_eq!((sum.mem_used_mib, sum.mem_total_mib), (None, None));
+    assert!(sum.power_w_mean.is_some());
+    assert!(partly.screen().contains("memory unknown"), "{}", partly.screen());
 }
 
 #[test]

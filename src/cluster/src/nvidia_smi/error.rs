@@ -4,6 +4,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::pci;
+
 /// The reason why nvidia-smi, or a part of its output, could not be read.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SmiError {
@@ -37,7 +39,14 @@ pub enum SmiError {
     TimedOut,
     /// An incomplete row: the connection or nvidia-smi ended in the middle.
     HalfRow(String),
-    /// Another message of nvidia-smi or the shell.
+    /// The infoROM of a GPU is corrupted. It stores counters of errors, and the GPU computes without it.
+    InfoRomCorrupted {
+        /// The GPU.
+        gpu: GpuName,
+    },
+    /// A message beside complete rows.
+    Warning(String),
+    /// Another message of nvidia-smi or the shell, without complete rows.
     Reported(String),
     /// nvidia-smi failed without a message.
     Failed {
@@ -58,11 +67,7 @@ pub struct GpuName {
 impl GpuName {
     /// Returns whether the GPU has this PCI bus id.
     pub fn is_at(&self, bus_id: &str) -> bool {
-        let parts = |id: &str| {
-            let (domain, rest) = id.split_once(':')?;
-            Some((u32::from_str_radix(domain, 16).ok()?, rest.to_ascii_lowercase()))
-        };
-        self.bus_id.as_deref().and_then(parts).is_some_and(|ours| parts(bus_id) == Some(ours))
+        self.bus_id.as_deref().is_some_and(|ours| pci::is_same(ours, bus_id))
     }
 }
 
@@ -96,8 +101,15 @@ impl fmt::Display for SmiError {
             SmiError::NotPermitted => write!(f, "the user may not use nvidia-smi"),
             SmiError::TimedOut => write!(f, "nvidia-smi hangs"),
             SmiError::HalfRow(row) => write!(f, "nvidia-smi printed an incomplete row: {row:?}"),
-            SmiError::Reported(text) => write!(f, "nvidia-smi reports {text:?}"),
-            SmiError::Failed { status } => write!(f, "nvidia-smi failed with exit status {status} and no message"),
+            SmiError::InfoRomCorrupted { gpu } => write!(f, "the infoROM of {gpu} is corrupted"),
+            SmiError::Warning(text) | SmiError::Reported(text) => write!(f, "nvidia-smi reports {text:?}"),
+            SmiError::Failed { status } => {
+                write!(f, "nvidia-smi failed with exit status {status}")?;
+                match STATUS.iter().find(|(known, _)| known == status) {
+                    Some((_, meaning)) => write!(f, ": {meaning}"),
+                    None => write!(f, " and no message"),
+                }
+            }
         }
     }
 }
@@ -118,16 +130,49 @@ impl SmiError {
             SmiError::NotPermitted => "log in as a user of the group that owns /dev/nvidia*",
             SmiError::TimedOut => "check `dmesg` on the node for Xid errors; a hung driver needs a reboot",
             SmiError::HalfRow(_) => "nothing to do unless it repeats: the next sample replaces it",
-            SmiError::Reported(_) | SmiError::Failed { .. } => "run nvidia-smi on the node by hand",
+            SmiError::InfoRomCorrupted { .. } => {
+                "the GPU can be used; if the warning remains after a reboot, ask the vendor to replace the GPU"
+            }
+            SmiError::Failed { status: FALLEN_OFF } => {
+                "resume without the node (--exclude) and reboot it; check `dmesg` for Xid errors"
+            }
+            SmiError::Warning(_) | SmiError::Reported(_) | SmiError::Failed { .. } => {
+                "run nvidia-smi on the node by hand"
+            }
         }
+    }
+
+    /// Returns whether the rows of the output are complete in spite of this message.
+    pub fn is_warning(&self) -> bool {
+        matches!(self, SmiError::InfoRomCorrupted { .. } | SmiError::Warning(_))
     }
 }
 
+/// The exit status of a corrupted infoROM. The rows are complete.
+const INFO_ROM: i32 = 14;
+/// The exit status of a GPU that has fallen off the bus.
+pub const FALLEN_OFF: i32 = 15;
+
+/// Meanings of the exit statuses that are not errors of their own. Source: `man nvidia-smi`, section RETURN VALUE.
+const STATUS: [(i32, &str); 7] = [
+    (2, "an argument is invalid"),
+    (3, "the operation is not available on the GPU"),
+    (8, "a power cable of a GPU is not connected"),
+    (10, "the kernel does not receive the interrupts of a GPU"),
+    (13, "NVML lacks a function, because its version and that of nvidia-smi differ"),
+    (INFO_ROM, "the infoROM of a GPU is corrupted"),
+    (FALLEN_OFF, "a GPU has fallen off the bus"),
+];
+
 /// Interprets the lines that are not rows, and the exit status if no line explains the failure.
-pub(super) fn all(lines: &[&str], status: Option<i32>) -> Vec<SmiError> {
+///
+/// * `has_rows` — whether the output has all rows if nvidia-smi has not failed.
+pub(super) fn all(lines: &[&str], status: Option<i32>, has_rows: bool) -> Vec<SmiError> {
+    let is_complete = has_rows && matches!(status, Some(0 | INFO_ROM));
     let mut smi_errors: Vec<SmiError> = Vec::new();
     for line in lines {
         match (of_line(line), smi_errors.last_mut()) {
+            (Some(Line::Error(SmiError::Reported(text))), _) if is_complete => smi_errors.push(SmiError::Warning(text)),
             (Some(Line::Error(error)), _) => smi_errors.push(error),
             (Some(Line::LibraryVersion(version)), Some(SmiError::VersionMismatch { library })) => {
                 *library = Some(version.into());
@@ -135,17 +180,21 @@ pub(super) fn all(lines: &[&str], status: Option<i32>) -> Vec<SmiError> {
             _ => {}
         }
     }
+    let is_explained = smi_errors.iter().any(|error| !error.is_warning());
+    let is_info_rom = |error: &SmiError| matches!(error, SmiError::InfoRomCorrupted { .. });
     let by_status = match status {
         None | Some(0) => None,
         Some(124 | 137) => Some(SmiError::TimedOut),
         Some(126) => Some(SmiError::NotPermitted),
         Some(127) => Some(SmiError::NotFound),
-        Some(4) if smi_errors.is_empty() => Some(SmiError::NotPermitted),
-        Some(6) if smi_errors.is_empty() => Some(SmiError::NoDevices),
-        Some(9) if smi_errors.is_empty() => Some(SmiError::NoDriver),
-        Some(12) if smi_errors.is_empty() => Some(SmiError::NoLibrary),
-        Some(status) if smi_errors.is_empty() => Some(SmiError::Failed { status }),
-        Some(_) => None,
+        Some(INFO_ROM) if smi_errors.iter().any(is_info_rom) && has_rows => None,
+        Some(INFO_ROM) if has_rows => Some(SmiError::InfoRomCorrupted { gpu: GpuName::default() }),
+        Some(_) if is_explained => None,
+        Some(4) => Some(SmiError::NotPermitted),
+        Some(6) => Some(SmiError::NoDevices),
+        Some(9) => Some(SmiError::NoDriver),
+        Some(12) => Some(SmiError::NoLibrary),
+        Some(status) => Some(SmiError::Failed { status }),
     };
     match by_status {
         // Further messages of the shell or of `timeout` are redundant.
@@ -173,11 +222,17 @@ fn of_line(line: &str) -> Option<Line<'_>> {
     if line.starts_with("Please also try adding directory") || line.starts_with("Make sure that the latest") {
         return None;
     }
+    // The dynamic linker and the shell print these before any program starts.
+    if line.starts_with("ERROR: ld.so: ") || line.contains(": warning: setlocale: ") {
+        return None;
+    }
     let field = line.strip_prefix("Field \"").and_then(|rest| rest.split_once("\" is not a valid field"));
     Some(Line::Error(if let Some((field, _)) = field {
         UnknownField(field.into())
     } else if let Some(lost) = line.strip_prefix("Unable to determine the device handle for ") {
         lost_gpu(lost)
+    } else if let Some((_, bus_id)) = line.split_once("infoROM is corrupted at gpu ") {
+        InfoRomCorrupted { gpu: GpuName { index: None, bus_id: Some(bus_id.trim().into()) } }
     } else if line.contains("couldn't communicate with the NVIDIA driver") {
         NoDriver
     } else if let Some(why) = line.strip_prefix("Failed to initialize NVML: ") {
@@ -187,6 +242,8 @@ fn of_line(line: &str) -> Option<Line<'_>> {
             "Driver Not Loaded" => NoDriver,
             _ => NvmlFailed(why.into()),
         }
+    } else if line.starts_with("NVIDIA-SMI has failed because you do not have sufficient permissions") {
+        NotPermitted
     } else if line.starts_with("No devices were found") {
         NoDevices
     } else if line.contains("couldn't find libnvidia-ml.so") {
@@ -204,7 +261,7 @@ fn of_line(line: &str) -> Option<Line<'_>> {
 
 /// Reads `GPU1: 0000:0A:00.0: GPU is lost.  Reboot…`, `GPU 0000:02:00.0: …` and `GPU0000:CB:00.0: Unknown Error`.
 fn lost_gpu(rest: &str) -> SmiError {
-    let rest = rest.strip_prefix("GPU").unwrap_or(rest).trim_start();
+    let rest = rest.strip_prefix("GPU").or_else(|| rest.strip_prefix("gpu")).unwrap_or(rest).trim_start();
     let (name, why) = rest.rsplit_once(": ").unwrap_or((rest, "not found"));
     let (index, bus_id) = match name.split_once(": ") {
         Some((index, bus_id)) => (index.parse().ok(), bus_id),
@@ -212,6 +269,10 @@ fn lost_gpu(rest: &str) -> SmiError {
     };
     let bus_id = (bus_id.matches(':').count() == 2).then(|| bus_id.trim().to_owned());
     let why = why.split_once(".  ").map_or(why, |(why, _)| why).trim_end_matches('.');
+    // A container or a user without access to one of the GPUs.
+    if why == "Insufficient Permissions" {
+        return SmiError::NotPermitted;
+    }
     SmiError::GpuLost { gpu: GpuName { index, bus_id }, why: why.into() }
 }
 

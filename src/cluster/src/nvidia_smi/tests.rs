@@ -133,6 +133,41 @@ fn a_lost_gpu_removes_only_its_own_row() {
 }
 
 #[test]
+fn warnings_beside_rows_leave_the_rows_complete_and_failures_do_not() {
+    let failure = |name: &str| match fixture(name) {
+        Fixture { text, status, .. } if name.starts_with("apps") => read_compute_apps(&text, status).failure().cloned(),
+        Fixture { text, status, .. } => GpuQuery::default().read(&text, status, 1.0).failure().cloned(),
+    };
+    for complete in [
+        "info_rom",
+        "info_rom_without_message",
+        "linker_messages",
+        "noise",
+        "lost_row_and_status",
+        "apps_info_rom",
+        "apps_linker_messages",
+        "apps_other_warning",
+    ] {
+        assert_eq!(failure(complete), None, "{complete}");
+    }
+    for incomplete in
+        ["no_rows", "lost_device", "fallen_off_without_message", "hidden_device", "apps_failed", "apps_half"]
+    {
+        assert!(failure(incomplete).is_some(), "{incomplete}");
+    }
+}
+
+#[test]
+fn every_documented_exit_status_without_a_message_is_explained() {
+    for status in [2, 3, 4, 6, 8, 9, 10, 12, 13, 14, 15, 255] {
+        let failure = GpuQuery::default().read("", Some(status), 1.0).failure().cloned();
+        let shown = failure.map(|error| error.to_string()).unwrap_or_default();
+        assert_eq!(shown.ends_with("and no message"), status == 255, "{status}: {shown}");
+        assert!(!shown.is_empty());
+    }
+}
+
+#[test]
 fn an_unknown_field_is_queried_by_its_former_name_and_then_skipped() {
     let Output { smi_errors, .. } = samples("unknown_field");
     let [SmiError::UnknownField(field)] = &smi_errors[..] else { panic!("{smi_errors:?}") };

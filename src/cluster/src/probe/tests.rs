@@ -186,6 +186,16 @@ fn xid_errors_have_the_time_at_which_they_happened() {
     assert_eq!((at.xid.number, frame.xids_denied), (79, false));
     assert!((8.0..=12.0).contains(&(frame.t - at.t)), "{at:?} at {}", frame.t);
 
+    // An error that repeats does not hide the others.
+    let storm = "printf '[ 5.000000] NVRM: Xid (PCI:0000:19:00): 79, GPU has fallen off the bus.\\n'\n\
+        for n in $(seq 900); do echo \"[ 6.$n] NVRM: Xid (PCI:0000:19:00): 145, RLW_SRC_TRACK Nonfatal XC1 i0 Link $n (0x0${n}a)\"; done\n\
+        echo '[ 7.000000] nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 12028, Fatal, Link 32 egress'\n\
+        echo '[ 8.000000] NVRM: Xid (PCI:0000:19:00): 154, GPU recovery action changed from 0x0 (None) to 0x1 (PF FLR)'\n\
+        echo '[ 8.000000] NVRM: Xid (PCI:0000:19:00): 154, GPU recovery action changed from 0x1 (PF FLR) to 0x2 (OS Reboot)'";
+    let frame = &made_with(&[smi, ("dmesg", storm)], |frames| !frames.is_empty())[0];
+    let numbers: Vec<u32> = frame.xids.iter().map(|at| at.xid.number).collect();
+    assert_eq!(numbers, [79, 145, 12028, 154], "{frame:?}");
+
     let journal = |does| {
         let frames = made_with(&[smi, ("dmesg", "exit 1"), ("journalctl", does)], |frames| !frames.is_empty());
         (frames[0].xids.iter().map(|at| at.xid.number).collect::<Vec<_>>(), frames[0].xids_denied)

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use cluster::nvidia_smi::{COMPUTE_APPS, ComputeApp, FORMAT, GpuQuery, Output, SmiError, read_compute_apps};
-use cluster::{GpuSample, NodeId, Xid, XidAction};
+use cluster::{GpuSample, NodeId, Xid, XidAction, remove_ended};
 use plan::LaunchPlan;
 use recipe::{GPU_SHARE, Task};
 use rundir::{ErrorCode, now_s};
@@ -40,9 +40,12 @@ impl Gpus {
     pub(super) fn read(plan: &LaunchPlan, facts: &NodeFacts) -> Self {
         let text = |name| facts.all(name).map(|line| format!("{line}\n")).collect::<String>();
         let status = |name| facts.get(name).and_then(|status| status.parse().ok());
-        let Output { rows: listed, smi_errors } = GpuQuery::of_use().read(&text("gpu"), status("gpu_status"), now_s());
+        let Output { rows: listed, mut smi_errors } =
+            GpuQuery::of_use().read(&text("gpu"), status("gpu_status"), now_s());
+        smi_errors.retain(|error| !error.is_warning());
         let mut apps = read_compute_apps(&text("app"), status("app_status"));
         let mut xids: Vec<Xid> = facts.all("xid").filter_map(Xid::read).collect();
+        remove_ended(&mut xids, |xid| xid);
         // Slurm may have assigned some of the GPUs to other jobs.
         let recipe = plan.run.recipe().ok();
         let chosen = recipe.as_ref().and_then(|recipe| recipe.env.variables.get("CUDA_VISIBLE_DEVICES"));
@@ -158,7 +161,7 @@ fn processes(gpus: &Gpus, leave_out: &str, fail: Fail<'_>) -> CheckResult {
         return fail(ErrorCode::CheckFailed, why, &fix);
     }
     let cannot = "cannot list the processes on its GPUs";
-    match (gpus.apps.smi_errors.first(), gpus.apps.rows.len()) {
+    match (gpus.apps.failure(), gpus.apps.rows.len()) {
         (Some(error), _) => {
             fail(ErrorCode::CheckFailed, format!("{cannot}: {error}"), &format!("{}; {WAIVE}", error.fix()))
         }
@@ -193,8 +196,13 @@ fn memory(plan: &LaunchPlan, gpus: &[GpuSample], ranks: usize, leave_out: &str, 
     if let Some((planned, fix)) = least.and_then(|total| too_large(plan, total)) {
         return fail(ErrorCode::OutOfMemory, planned, &fix);
     }
+    let unknown: Vec<String> = ours().filter(|gpu| memory(gpu).is_none()).map(|gpu| gpu.index.to_string()).collect();
     let free = ours().filter_map(memory).map(|(used, total)| total.saturating_sub(used) << 20).min();
-    Ok(free.map_or("not reported".into(), |least| format!("{} free", size(least))))
+    Ok(match free {
+        None => "not reported".into(),
+        Some(least) if unknown.is_empty() => format!("{} free", size(least)),
+        Some(least) => format!("{} free, not reported by GPU {}", size(least), unknown.join(", ")),
+    })
 }
 
 /// The number of parts of the planned memory that a failure names.
@@ -229,28 +237,30 @@ fn too_large(plan: &LaunchPlan, total: u64) -> Option<(String, String)> {
     Some((planned, fix))
 }
 
-/// Checks for errors since the driver was loaded. After some errors, a GPU computes wrong results until it is reset.
+/// Checks that no GPU is lost, and for errors since the driver was loaded. After some errors, a GPU computes wrong results until
+/// it is reset.
 fn errors(gpus: &Gpus, fail: Fail<'_>) -> CheckResult {
+    let lost = gpus.listed.iter().filter_map(|gpu| Some(format!("GPU {}: {}", gpu.index, gpu.fault()?)));
     let memory = gpus.listed.iter().filter_map(|gpu| {
         let errors = gpu.ecc_uncorrected.value().filter(|errors| *errors > 0)?;
         let errors = counted(usize::try_from(errors).unwrap_or(usize::MAX), "uncorrectable memory error");
         Some(format!("{errors} on GPU {}", gpu.index))
     });
-    let mut severe: Vec<String> = memory.collect();
+    let mut severe: Vec<String> = lost.chain(memory).collect();
     let mut xids = gpus.xids.clone();
     xids.sort();
     xids.dedup();
     let worst = xids.iter().map(Xid::action).max();
-    severe.extend(xids.iter().filter(|xid| xid.action() >= XidAction::Reset).map(Xid::to_string));
+    severe.extend(xids.iter().filter(|xid| xid.action().is_fault()).map(Xid::to_string));
     if !severe.is_empty() {
-        let fix = worst.filter(|action| *action >= XidAction::Reset).unwrap_or(XidAction::Reset).in_words();
+        let fix = worst.filter(|action| action.is_fault()).unwrap_or(XidAction::Reset).in_words();
         let fix = format!("{fix}; or waive this check: --waive 'GPU errors'");
         return fail(ErrorCode::DeviceFailed, severe.join("; "), &fix);
     }
-    let harmless: Vec<String> = xids.iter().filter(|xid| xid.action() < XidAction::Reset).map(Xid::to_string).collect();
+    let harmless: Vec<String> = xids.iter().map(Xid::to_string).collect();
     Ok(match &harmless[..] {
         [] if gpus.is_log_readable => "none".into(),
         [] => "no memory errors; Xid errors unknown: this user can read neither dmesg nor the kernel's journal".into(),
-        some => format!("{}, caused by programs that failed", some.join("; ")),
+        some => format!("{}: no GPU needs a reset", some.join("; ")),
     })
 }

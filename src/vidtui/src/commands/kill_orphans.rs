@@ -206,7 +206,10 @@ fn table(orphans: &OrphanKill) -> String {
                 process.pid.to_string(),
                 process.user.clone(),
                 units::short_duration(process.age_s as f64),
-                process.gpu_mib.map_or_else(String::new, |mib| units::short_size(mib << 20)),
+                match process.gpu_mib {
+                    Some(mib) => units::short_size(mib << 20),
+                    None => if process.on_gpu { "?" } else { "" }.to_owned(),
+                },
                 shortened(&process.command),
             ]
         })

@@ -292,8 +292,10 @@ fn summary(sum: &FleetSummary) -> String {
         facts.push(units::counted(sum.gpus, "GPU"));
     }
     facts.extend(sum.power_w_mean.map(|power| format!("mean {power:.0} W")));
-    if sum.mem_total_mib > 0 {
-        facts.push(of_memory(sum.mem_used_mib, sum.mem_total_mib));
+    match sum.mem_used_mib.zip(sum.mem_total_mib) {
+        Some((used, total)) => facts.push(of_memory(used, total)),
+        None if sum.gpus > 0 => facts.push("memory unknown".into()),
+        None => {}
     }
     facts.join(", ")
 }

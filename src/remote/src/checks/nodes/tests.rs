@@ -235,6 +235,34 @@ fn a_lost_gpu_fails_the_node_though_its_other_gpus_answer() {
 }
 
 #[test]
+fn a_warning_of_nvidia_smi_beside_its_rows_fails_no_check() {
+    const WARNING: &str = "WARNING: infoROM is corrupted at gpu 0000:19:00.0";
+    let gpus = format!("gpu {WARNING}\ngpu_status 14\n");
+    let apps = format!("app {WARNING}\napp_status 14\n");
+    assert_eq!(failed(&command(), [&[("gpu_status 0\n", &gpus), (NO_APPS, &apps)], &[], &[]]), []);
+    let linker = "app ERROR: ld.so: object 'a.so' from LD_PRELOAD cannot be preloaded: ignored.\napp_status 0\n";
+    assert_eq!(failed(&command(), [&[(NO_APPS, linker)], &[], &[]]), []);
+}
+
+#[test]
+fn a_gpu_whose_row_shows_that_it_is_lost_fails_the_check() {
+    let lost = "gpu 7, GPU-1b77, 00000000:20:00.0, [GPU is lost], [GPU is lost], [GPU is lost]\ngpu_status 15\n";
+    let failed = failed(&command(), [&[("gpu_status 0\n", lost)], &[], &[]]);
+    assert_eq!(failed, [on("node01", CheckId::GpuErrors, ErrorCode::DeviceFailed)]);
+}
+
+#[test]
+fn an_xid_error_fails_the_check_only_if_its_message_requires_a_reset() {
+    let of = |message: &str| {
+        let log = format!("gpu_status 0\nxid [ 9.0] NVRM: Xid (PCI:0000:19:00): {message}\n");
+        failed(&command(), [&[("gpu_status 0\n", &log)], &[], &[]]).len()
+    };
+    assert_eq!(of("145, RLW_SRC_TRACK Nonfatal XC1 i0 Link 17"), 0);
+    assert_eq!(of("63, pid=1, Row Remapper: New row marked for remapping, reset gpu to activate."), 0);
+    assert_eq!(of("154, GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)"), 1);
+}
+
+#[test]
 fn an_unreadable_kernel_log_is_reported() {
     let of = |log: &str| {
         let results = results(&command(), [&[("gpu_status 0\n", &format!("gpu_status 0\n{log}"))], &[], &[]]);
