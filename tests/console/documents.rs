@@ -48,11 +48,12 @@ const SMALL: &str = "--set model.num_layers=2 --set model.num_heads=4 --set mode
      --set train.steps=2 --set optimizer.warmup_steps=1";
 
 /// The beginnings of commands that need the trainer or its results.
-const NEEDS_TRAINER: [&str; 12] = [
+const NEEDS_TRAINER: [&str; 13] = [
     "vidtui data buckets data-buckets ",
     "vidtui data encode ",
     "vidtui data prune ",
     "vidtui data show ",
+    "vidtui data verify ",
     "vidtui status ",
     "vidtui stop ",
     "vidtui resume ",

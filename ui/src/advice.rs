@@ -69,7 +69,9 @@ pub fn situation(model: &Model, row: &RunRow, width: usize) -> Vec<Line<'static>
         let lines = text::wrap(&text::clean(&text), width).into_iter();
         return lines.map(|line| Line::styled(line, model.theme.bad)).collect();
     }
-    if let Some(first) = row.findings.first() {
+    // The end of a run is more urgent than what was found while it trained.
+    let has_failed = matches!(row.state, RunState::Failed(_) | RunState::Crashed(_));
+    if let Some(first) = row.findings.first().filter(|_| !has_failed) {
         return finding(model, row, first, width);
     }
     let took = units::duration(row.updated_s - row.created_s);

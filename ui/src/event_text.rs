@@ -62,7 +62,15 @@ pub fn describe(event: &Event) -> (String, Severity) {
         }
         EventKind::SampleRequested => ("samples requested".to_owned(), Severity::Plain),
         EventKind::LossNotFinite => ("the loss is not finite".to_owned(), Severity::Warn),
-        EventKind::StepSkipped => ("step skipped: the gradient is not finite".to_owned(), Severity::Warn),
+        EventKind::StepSkipped { clips, more_clips, in_data } => {
+            let mut text = "step skipped: the gradient is not finite".to_owned();
+            if !clips.is_empty() {
+                let more = if *more_clips > 0 { format!(", {more_clips} more") } else { String::new() };
+                let of = if *in_data { "NaN or infinite values in clips" } else { "its clips are" };
+                text += &format!("; {of} {}{more}", clips.join(", "));
+            }
+            (text, Severity::Warn)
+        }
         EventKind::Stopping { why, .. } => (sentence("stopping", why), Severity::Plain),
         EventKind::Stopped { why, .. } => (sentence("stopped", why), Severity::Plain),
         EventKind::Finished => ("finished".to_owned(), Severity::Good),

@@ -226,7 +226,7 @@ pub fn events() -> Vec<Event> {
         event(204.0, Some(80), EventKind::CheckpointStarted),
         event(203.6, Some(80), EventKind::CheckpointSaved { path: dir, bytes: 3_300_000, seconds: 0.41 }),
         event(120.0, Some(81), EventKind::LossNotFinite),
-        event(120.0, Some(81), EventKind::StepSkipped),
+        event(120.0, Some(81), EventKind::StepSkipped { clips: Vec::new(), more_clips: 0, in_data: false }),
     ]
 }
 

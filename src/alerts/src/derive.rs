@@ -100,7 +100,7 @@ pub fn of_event(run: &Run, event: &Event, now_s: f64) -> Option<Alert> {
 pub(crate) fn of_finding(run: &Run, attempt: u32, step: Option<u64>, finding: &Finding, now_s: f64) -> Option<Alert> {
     let kind = match finding.rule {
         Rule::Stalled => AlertKind::Stalled,
-        Rule::NotFinite => AlertKind::NotFinite,
+        Rule::NotFinite | Rule::SkippedSteps => AlertKind::NotFinite,
         Rule::DiskFilling | Rule::Unwritten => AlertKind::DiskLow,
         _ => return None,
     };

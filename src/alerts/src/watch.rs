@@ -154,6 +154,7 @@ impl Watch {
         let disk = checkpoint_bytes.zip(statvfs(self.run.root.as_std_path()).ok()).map(|(checkpoint_bytes, disk)| {
             Disk { free_bytes: disk.blocks_available() * disk.fragment_size(), checkpoint_bytes }
         });
+        let data: Vec<String> = self.recipe.data.all().iter().map(|set| set.index.to_string()).collect();
         let state = derive(&facts, now_s);
         let mut found = health::findings(&Evidence {
             run: self.meta.id.as_str(),
@@ -165,6 +166,8 @@ impl Watch {
             checkpoint: checkpoint.as_ref(),
             checkpoint_interval: self.recipe.checkpoint.interval,
             spike: self.recipe.log.spike,
+            lr: (!self.meta.is_command()).then_some(self.recipe.optimizer.lr),
+            data: &data,
             disk,
             nodes: &nodes,
         });

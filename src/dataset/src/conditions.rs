@@ -68,7 +68,8 @@ impl Table {
                         let place = line.extra.get(name).ok_or_else(|| missing(&path, number, name))?;
                         let file = folder.join(&place.shard);
                         let found = headers.find(&file, (role, &place.name), (model, latent))?;
-                        self.push_extra(&found.ok_or_else(|| missing(&path, number, name))?);
+                        let found = found.ok_or_else(|| missing(&path, number, name))?;
+                        self.push_extra(&Located { sum: place.xxh3, ..found });
                     }
                     Ok(())
                 })?;

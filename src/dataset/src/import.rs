@@ -4,11 +4,11 @@ mod source;
 #[cfg(test)]
 mod tests;
 
-use crate::IMAGE;
 use crate::store::{
     ConditionSpec, FrameSpec, Head, INDEX, Line, PictureSpec, SPEC, StoreSpec, TensorLocation, TextSpec, VaeSpec,
     write_index,
 };
+use crate::{IMAGE, TensorSum};
 use camino::{Utf8Path, Utf8PathBuf};
 use recipe::{ConditionKind, Conditioning};
 use rundir::{ErrorCode, Failure, WholeFolder, write_toml, xxh3_hex};
@@ -16,7 +16,9 @@ use serde::Serialize;
 use source::Prepared;
 use std::collections::HashMap;
 use std::fs;
-use weights::{Dtype, NewTensorFile, OnProgress, StoredTensor, TensorToWrite, destination, write_tensor_files};
+use weights::{
+    Dtype, NewTensorFile, OnProgress, StoredTensor, TensorToWrite, WrittenFiles, destination, write_tensor_files,
+};
 
 /// The size of a shard in bytes. A shard is closed before it would grow beyond this.
 const SHARD: u64 = 2_000_000_000;
@@ -36,6 +38,18 @@ pub struct ImportRequest {
     pub target: Utf8PathBuf,
     /// The number of channels of a latent. A tensor with twice as many channels holds means and log-variances.
     pub channels: usize,
+    /// What happens to clips with values that are NaN or infinite.
+    pub not_finite: NotFiniteClips,
+}
+
+/// What an import does with clips whose latent or text has values that are NaN or infinite.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum NotFiniteClips {
+    /// The import fails and names them.
+    #[default]
+    Refuse,
+    /// They are left out.
+    Drop,
 }
 
 /// A planned import, with every file that it will write.
@@ -50,6 +64,7 @@ pub struct ImportPlan {
     spec: StoreSpec,
     head: Head,
     lines: Vec<Line>,
+    not_finite: NotFiniteClips,
 }
 
 /// A completed import.
@@ -63,6 +78,19 @@ pub struct Imported {
     pub files: usize,
     /// The size of all files.
     pub bytes: u64,
+    /// The clips that were left out, because they have values that are NaN or infinite.
+    pub dropped: Vec<NotFiniteClip>,
+}
+
+/// A clip that has values that are NaN or infinite.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct NotFiniteClip {
+    /// The id of the clip.
+    pub id: String,
+    /// The file of its latent.
+    pub source: Utf8PathBuf,
+    /// The number of such values in its latent, its texts and the latent of its image.
+    pub values: u64,
 }
 
 /// Plans an import. Reads only headers and pickles, and writes nothing.
@@ -120,7 +148,7 @@ pub fn plan_import(request: &ImportRequest) -> Result<ImportPlan, Failure> {
     };
     let files = latents.files.into_iter().chain(texts.files).collect();
     let (target, source, samples) = (request.target.clone(), request.index.clone(), lines.len());
-    Ok(ImportPlan { target, samples, source, files, spec, head, lines })
+    Ok(ImportPlan { target, samples, source, files, spec, head, lines, not_finite: request.not_finite })
 }
 
 /// Checks that all texts have the same shape, and returns the specification of the new store. Settings of the other program that are
@@ -194,7 +222,7 @@ impl Shards {
         self.size += tensor.bytes();
         let file = self.files.last_mut().expect("a file was pushed");
         file.tensors.push(tensor);
-        TensorLocation { shard: file.name.clone(), name: name.to_owned() }
+        TensorLocation { shard: file.name.clone(), name: name.to_owned(), xxh3: None }
     }
 }
 
@@ -207,8 +235,8 @@ impl ImportPlan {
     /// Executes the plan. On success the target is complete; on failure it is unchanged.
     ///
     /// # Errors
-    /// The target exists (with `force`: and is not an earlier import), the disk has too little space, or a file cannot be read or
-    /// written.
+    /// The target exists (with `force`: and is not an earlier import), the disk has too little space, a file cannot be read or written, or
+    /// a clip has values that are not finite.
     pub fn execute(&self, force: bool, progress: OnProgress<'_>) -> Result<Imported, Failure> {
         destination::check(&self.target, &[&self.source], force)?;
         destination::check_space(&self.target, self.bytes())?;
@@ -224,11 +252,53 @@ impl ImportPlan {
     }
 
     fn fill(&self, folder: &WholeFolder, progress: OnProgress<'_>) -> Result<Imported, Failure> {
-        write_tensor_files(folder.dir(), &self.files, progress)?;
+        let written = write_tensor_files(folder.dir(), &self.files, progress)?;
+        let (lines, dropped) = self.finite_lines(&written)?;
         write_toml(&folder.dir().join(SPEC), &self.spec)?;
-        write_index(folder.dir(), &self.head, self.lines.iter().cloned().map(Ok))?;
+        let (samples, head) = (lines.len(), Head { clips: lines.len(), ..self.head.clone() });
+        write_index(folder.dir(), &head, lines.into_iter().map(Ok))?;
         folder.commit()?;
         let index = self.target.join(INDEX);
-        Ok(Imported { index, samples: self.samples, files: self.files.len(), bytes: self.bytes() })
+        Ok(Imported { index, samples, files: self.files.len(), bytes: self.bytes(), dropped })
+    }
+
+    /// Returns the lines of the index with the checksums of their tensors, and the clips that are left out.
+    fn finite_lines(&self, written: &WrittenFiles) -> Result<(Vec<Line>, Vec<NotFiniteClip>), Failure> {
+        let tensors = self.files.iter().flat_map(|file| file.tensors.iter().map(|tensor| (&file.name, &tensor.name)));
+        let sums: HashMap<(&String, &String), u64> = tensors.zip(written.tensors.iter().copied()).collect();
+        let bad: HashMap<&str, u64> =
+            written.not_finite.iter().map(|found| (found.tensor.as_str(), found.values)).collect();
+        let (mut lines, mut dropped) = (Vec::with_capacity(self.lines.len()), Vec::new());
+        for mut line in self.lines.iter().cloned() {
+            let mut values = 0;
+            for place in std::iter::once(&mut line.latent).chain(line.extra.values_mut()).chain(&mut line.text) {
+                place.xxh3 = sums.get(&(&place.shard, &place.name)).copied().and_then(TensorSum::new);
+                values += bad.get(place.name.as_str()).unwrap_or(&0);
+            }
+            match values {
+                0 => lines.push(line),
+                _ => dropped.push(NotFiniteClip { id: line.id, source: line.source, values }),
+            }
+        }
+        if dropped.is_empty() || self.not_finite == NotFiniteClips::Drop && !lines.is_empty() {
+            return Ok((lines, dropped));
+        }
+        let clip = |clip: &NotFiniteClip| format!("'{}' ({}: {})", clip.id, clip.source, units::grouped(clip.values));
+        let fix = match lines.is_empty() {
+            true => "prepare the data set again: no clip is usable",
+            false => "prepare these clips again, or leave them out: add --drop-not-finite to the command",
+        };
+        Err(Failure::new(
+            ErrorCode::NotFinite,
+            format!("cannot import {}", self.source),
+            format!(
+                "{} of {} {} values that are NaN or infinite: {}",
+                units::grouped(dropped.len() as u64),
+                units::counted(self.lines.len(), "clip"),
+                if dropped.len() == 1 { "has" } else { "have" },
+                units::listed(&dropped, 5, clip)
+            ),
+            fix,
+        ))
     }
 }

@@ -20,14 +20,16 @@ pub mod seeds;
 pub mod show;
 mod stamp;
 pub mod store;
+mod sum;
 mod table;
+mod verify_files;
 
 pub use buckets::{Assigner, BucketClips};
 pub use clip::{Clip, Unusual};
 pub use conditions::{IMAGE, KNOWN, MASKED, condition_tensors, drawn_role};
 pub use encode::{ENCODER_FOLDERS, EncodeCost, EncodeInputs, check_folder, open_tokenizer};
 pub use encoders::check_encoders;
-pub use import::{ImportPlan, ImportRequest, Imported, plan_import};
+pub use import::{ImportPlan, ImportRequest, Imported, NotFiniteClip, NotFiniteClips, plan_import};
 pub use index::{Index, LATENT, MOMENTS, TEXT, TrainingSample, open_null_text};
 pub use layouts::{
     Caption, CaptionFault, ClipRow, Layout, SourceListing, SourceRequest, Stated, VIDEO_ENDINGS, read_source,
@@ -36,7 +38,9 @@ pub use manifest::{ClipManifest, ManifestHeader};
 pub use open::{frame_rate, store_folder};
 pub use reason::ExclusionReason;
 pub use stamp::Stamp;
+pub use sum::TensorSum;
 pub use table::{DatasetInfo, Reader, Slot, Table};
+pub use verify_files::verify_files;
 
 /// A tensor in memory.
 #[derive(Debug, Clone, PartialEq, Eq)]

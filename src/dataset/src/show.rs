@@ -28,6 +28,8 @@ pub struct Summary {
     pub bytes: u64,
     /// The size of shards that the index no longer refers to.
     pub unused_bytes: u64,
+    /// The number of clips with a latent or text whose checksum is not recorded, because an earlier version wrote it.
+    pub without_checksum: usize,
     /// The items that failed, with their failures.
     pub failures: Vec<FailedItem>,
     /// The progress of an encode that is running or was interrupted.
@@ -68,6 +70,7 @@ pub fn summarize(data: &Utf8Path) -> Result<Summary, Failure> {
         shards: 0,
         bytes: 0,
         unused_bytes: 0,
+        without_checksum: 0,
         failures: failures.into_iter().map(|(item, failure)| FailedItem { item, failure }).collect(),
         encode: queue.as_ref().map(Queue::progress).transpose()?,
     };
@@ -78,6 +81,8 @@ pub fn summarize(data: &Utf8Path) -> Result<Summary, Failure> {
             let shape: Vec<String> = line.shape.iter().map(ToString::to_string).collect();
             *summary.buckets.entry(line.bucket).or_default() += 1;
             *summary.shapes.entry(shape.join("×")).or_default() += 1;
+            let mut places = std::iter::once(&line.latent).chain(line.extra.values()).chain(&line.text);
+            summary.without_checksum += usize::from(places.any(|place| place.xxh3.is_none()));
             texts.extend(line.text_keys);
             shards.extend(line.text.into_iter().chain(line.extra.into_values()).map(|place| place.shard));
             shards.insert(line.latent.shard);

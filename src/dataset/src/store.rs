@@ -11,7 +11,8 @@
 //!
 //! The key of a latent is a hash of the video's content and the encoder's settings; the key of a text is a hash of the caption and
 //! the encoder's settings. An encode reuses items with the same key and encodes only the others ([`plan_encode`]). Many workers on
-//! many nodes encode at once ([`Queue`]). The bytes of the store do not depend on which worker encoded which item, or on crashes.
+//! many nodes encode at once ([`Queue`]). The bytes of the store do not depend on which worker encoded which item, or on crashes. The
+//! index has a checksum of each tensor, which every read compares ([`verify`] reads all).
 
 mod clock;
 mod failures;
@@ -34,6 +35,9 @@ mod spec;
 #[cfg(test)]
 mod tests;
 mod unused;
+mod verify;
+#[cfg(test)]
+mod verify_tests;
 
 pub use clock::{Clock, SystemClock};
 pub(crate) use failures::old_failures;
@@ -49,3 +53,5 @@ pub(crate) use queue_file::is_working;
 pub use range::{Held, Range};
 pub use spec::{BucketsSpec, CODE, ConditionSpec, FrameSpec, PictureSpec, SPEC, StoreSpec, TextSpec, VaeSpec, seed_of};
 pub use unused::{UnusedShard, remove_unused, unused_shards};
+pub use verify::{DamagedTensor, Repair, Verified, damaged, repair, verify};
+pub(crate) use verify::{clips_at, not_finite_in_words};

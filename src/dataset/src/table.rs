@@ -1,9 +1,9 @@
 //! The table of a data set: the file and offset of each sample's tensors, in a few bytes per sample, and the reader of the tensors.
 //!
-//! Rank 0 makes the table from the index and the headers of the files, and sends its bytes to the other ranks. A sample takes 16
-//! bytes for its latent, 16 for each text, and 16 for each tensor of its condition.
+//! Rank 0 makes the table from the index and the headers of the files, and sends its bytes to the other ranks. A sample takes 24
+//! bytes for its latent, 24 for each text, and 24 for each tensor of its condition.
 
-use crate::RawTensor;
+use crate::{RawTensor, TensorSum, store};
 use camino::{Utf8Path, Utf8PathBuf};
 use recipe::Shape;
 use rundir::{ErrorCode, Failure};
@@ -13,12 +13,12 @@ use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex};
-use weights::{Dtype, Error, Header, TensorInfo};
+use weights::{Dtype, Error, Header, TensorInfo, count_not_finite};
 
 /// The maximum number of open files. A store of a million clips has thousands of shards, more than a process may open.
 const OPEN: usize = 128;
 /// The size of a [`Slot`] in bytes.
-const SLOT: usize = 16;
+const SLOT: usize = 24;
 
 /// The size and identity of a data set that fits a model.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -76,12 +76,14 @@ impl TensorKind {
     }
 }
 
-/// The location of a tensor: its file, its kind, and its offset in the file. [`Reader::read`] reads it.
+/// The location of a tensor: its file, its kind, and its offset in the file, and its checksum if the data set has it. [`Reader::read`]
+/// reads it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Slot {
     file: u32,
     kind: u32,
     begin: u64,
+    sum: Option<TensorSum>,
 }
 
 /// A tensor that was found and checked.
@@ -91,12 +93,13 @@ pub(crate) struct Located {
     pub bytes: u64,
     pub kind: TensorKind,
     pub begin: u64,
+    pub sum: Option<TensorSum>,
 }
 
 impl Located {
     pub fn of(header: &Header, info: &TensorInfo, moments: bool) -> Self {
         let kind = TensorKind { dtype: info.dtype.name().to_owned(), shape: info.shape.clone(), moments };
-        Self { path: header.path.clone(), bytes: header.bytes, kind, begin: info.begin }
+        Self { path: header.path.clone(), bytes: header.bytes, kind, begin: info.begin, sum: None }
     }
 }
 
@@ -155,7 +158,7 @@ impl Table {
             all.info.bytes += table.info.bytes;
             all.info.fingerprint += &format!("+{}", table.info.fingerprint);
             let (files, kinds) = (all.files.len() as u32, all.kinds.len() as u32);
-            let moved = |slot: Slot| Slot { file: slot.file + files, kind: slot.kind + kinds, begin: slot.begin };
+            let moved = |slot: Slot| Slot { file: slot.file + files, kind: slot.kind + kinds, ..slot };
             all.files.extend(table.files);
             all.kinds.extend(table.kinds);
             all.latents.extend(table.latents.into_iter().map(moved));
@@ -209,7 +212,7 @@ impl Table {
             self.kinds.push(tensor.kind.clone());
             self.kinds.len() - 1
         });
-        Slot::new(file, kind, tensor.begin)
+        Slot::new(file, kind, tensor.begin, tensor.sum)
     }
 
     /// Returns the number of tensors of conditions so far, over all samples.
@@ -254,6 +257,15 @@ impl Table {
         slots.map(|slot| self.files[slot.file as usize].path.as_path()).collect()
     }
 
+    /// Returns the names of the clips of samples, sorted: their ids in a store, otherwise the paths of their latents. Reads the index.
+    pub fn clip_names(&self, samples: &[usize]) -> Vec<String> {
+        let place = |sample: &usize| {
+            let Slot { file, begin, .. } = self.latents[*sample];
+            (self.files[file as usize].path.as_path(), begin)
+        };
+        store::clips_at(&samples.iter().map(place).collect())
+    }
+
     /// Makes a reader of the files.
     pub fn reader(&self) -> Reader {
         Reader { files: self.files.clone(), kinds: self.kinds.clone(), open: Mutex::default() }
@@ -279,6 +291,7 @@ impl Table {
             bytes.extend(slot.file.to_le_bytes());
             bytes.extend(slot.kind.to_le_bytes());
             bytes.extend(slot.begin.to_le_bytes());
+            bytes.extend(slot.sum.map_or(0, TensorSum::hash).to_le_bytes());
         }
         bytes
     }
@@ -293,13 +306,9 @@ impl Table {
             return None;
         }
         let slot = |bytes: &[u8; SLOT]| {
-            let (head, begin) = bytes.split_at(8);
-            let (file, kind) = head.split_at(4);
-            Slot {
-                file: u32::from_le_bytes(file.try_into().expect("four bytes")),
-                kind: u32::from_le_bytes(kind.try_into().expect("four bytes")),
-                begin: u64::from_le_bytes(begin.try_into().expect("eight bytes")),
-            }
+            let short = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
+            let long = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
+            Slot { file: short(0), kind: short(4), begin: long(8), sum: TensorSum::new(long(16)) }
         };
         let (latents, texts) = slots.split_at(samples);
         let (texts, rest) = texts.split_at(samples * segments);
@@ -320,9 +329,9 @@ impl Table {
 }
 
 impl Slot {
-    pub(crate) fn new(file: usize, kind: usize, begin: u64) -> Self {
+    pub(crate) fn new(file: usize, kind: usize, begin: u64, sum: Option<TensorSum>) -> Self {
         let number = |n: usize| u32::try_from(n).expect("fewer than 4 billion files");
-        Self { file: number(file), kind: number(kind), begin }
+        Self { file: number(file), kind: number(kind), begin, sum }
     }
 }
 
@@ -342,15 +351,32 @@ impl Reader {
     /// Reads a tensor.
     ///
     /// # Errors
-    /// The file cannot be read, or it has another size than when the table was made.
+    /// The file cannot be read, it has another size than when the table was made, or the bytes have another checksum than the data set
+    /// records. The failure names the clip.
     pub fn read(&self, slot: Slot) -> Result<RawTensor, Failure> {
         let kind = &self.kinds[slot.kind as usize];
         let dtype = Dtype::parse(&kind.dtype).expect("a table has known types only");
         let mut bytes = vec![0; dtype.size() * kind.shape.iter().product::<usize>()];
-        let path = &self.files[slot.file as usize].path;
-        let io = |source| Failure::from(Error::Io { path: path.clone(), source });
-        self.file(slot.file)?.read_exact_at(&mut bytes, slot.begin).map_err(io)?;
+        let SourceFile { path, bytes: size } = &self.files[slot.file as usize];
+        let file = self.file(slot.file)?;
+        file.read_exact_at(&mut bytes, slot.begin).map_err(|source| match file.metadata() {
+            Ok(meta) if meta.len() < *size => truncated(path, meta.len(), *size),
+            _ => Failure::from(Error::Io { path: path.clone(), source }),
+        })?;
+        // XXH3 hashes 10 GB/s or more: 0.4 ms for a latent of 4.5 MB, in the thread that reads the next batch while a step computes.
+        if slot.sum.is_some_and(|sum| !sum.is_of(&bytes)) {
+            return Err(store::damaged(path, slot.begin));
+        }
         Ok(RawTensor { bytes, shape: kind.shape.clone(), dtype, moments: kind.moments })
+    }
+
+    /// Returns whether all values of a tensor are finite.
+    ///
+    /// # Errors
+    /// As [`Reader::read`].
+    pub fn is_finite(&self, slot: Slot) -> Result<bool, Failure> {
+        let tensor = self.read(slot)?;
+        Ok(count_not_finite(tensor.dtype, &tensor.bytes) == 0)
     }
 
     fn file(&self, number: u32) -> Result<Arc<File>, Failure> {
@@ -362,6 +388,9 @@ impl Reader {
         let io = |source| Failure::from(Error::Io { path: path.clone(), source });
         let file = File::open(path).map_err(io)?;
         let found = file.metadata().map_err(io)?.len();
+        if found < *bytes {
+            return Err(truncated(path, found, *bytes));
+        }
         if found != *bytes {
             return Err(Failure::new(
                 ErrorCode::InvalidDataset,
@@ -377,4 +406,9 @@ impl Reader {
         open.insert(number, file.clone());
         Ok(file)
     }
+}
+
+/// Returns the failure of a read from a file that was cut after the table was made.
+fn truncated(path: &Utf8Path, found: u64, wanted: u64) -> Failure {
+    Error::Truncated { path: path.to_owned(), found, wanted }.into()
 }

@@ -3,11 +3,13 @@
 //! Each finding has an observation, the time since which it holds, and advice. [`runstate::derive`] decides whether a run is stalled,
 //! from missing steps and from [`power`]; this crate explains why. vidtui only shows findings and never acts on them.
 
+mod diverged;
 mod gpus;
 mod hang;
 mod past;
 mod queue;
 mod run;
+mod skipped;
 mod spikes;
 #[cfg(test)]
 mod tests;
@@ -23,6 +25,7 @@ use serde::{Deserialize, Serialize};
 pub use gpus::power;
 pub use hang::{CollectiveWait, collective_waits};
 use past::NodePast;
+pub use skipped::SkippedSteps;
 pub use spikes::Spikes;
 
 /// The allowed difference between the clocks of nodes, in seconds. With a larger difference, log
@@ -76,6 +79,8 @@ pub enum Rule {
     Ecc,
     Xid,
     NotFinite,
+    SkippedSteps,
+    LossDiverged,
     LossSpike,
     Unwritten,
     DiskFilling,
@@ -164,6 +169,10 @@ pub struct Evidence<'a> {
     pub checkpoint_interval: u64,
     /// `log.spike` of the recipe: how many median absolute deviations above the median a loss is a spike; 0: never.
     pub spike: f64,
+    /// The learning rate of the recipe; `None`: unknown, as for a command.
+    pub lr: Option<f64>,
+    /// The data sets of the recipe: folders or index files.
+    pub data: &'a [String],
     /// The disk of the run directory; `None`: unknown.
     pub disk: Option<Disk>,
     /// The nodes of the run and their samples.
@@ -237,10 +246,14 @@ impl FirstSeen {
     }
 }
 
-/// Applies every rule to a run and returns the findings, most urgent first. A run that has ended has no findings.
+/// Applies every rule to a run and returns the findings, most urgent first. A run that has ended has only findings about its training:
+/// skipped steps, and a loss that left its range.
 pub fn findings(evidence: &Evidence<'_>) -> Vec<Finding> {
     if *evidence.state == RunState::Queued {
         return queue::job_pending(evidence).into_iter().collect();
+    }
+    if evidence.state.is_end() {
+        return run::past_findings(evidence);
     }
     let live = [RunState::Starting, RunState::Running, RunState::Saving, RunState::Stopping, RunState::Unknown];
     if !live.contains(evidence.state) && !matches!(evidence.state, RunState::Stalled { .. }) {

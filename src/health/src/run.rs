@@ -1,8 +1,9 @@
 //! Rules for the files that a run writes: steps, losses, checkpoints.
 
-use rundir::{ErrorCode, Event, EventKind, MetricSample, Unwritten};
+use rundir::{ErrorCode, Event, EventKind, History, MetricSample, Unwritten};
 use runstate::{Load, RunState};
 
+use super::diverged::diverged;
 use super::spikes::{Level, WINDOW, median};
 use super::{Evidence, Finding, Rule, Subject, Urgency};
 use units::{counted, size};
@@ -19,6 +20,8 @@ const STALE_INTERVALS: u64 = 2;
 const FEW_CHECKPOINTS: u64 = 3;
 /// A start that takes longer than this many seconds is reported.
 const SLOW_START_S: f64 = 900.0;
+/// The number of clips that a finding names.
+const NAMED_CLIPS: usize = 5;
 /// A save that takes longer than this many seconds is reported. It is reported earlier if it takes more than five times
 /// as long as the last save and more than 60 s.
 const SAVING_S: f64 = 600.0;
@@ -28,7 +31,9 @@ pub fn findings(evidence: &Evidence<'_>) -> Vec<Finding> {
         stalled as fn(&Evidence<'_>) -> Option<Finding>,
         slow_step,
         slow_start,
+        skipped_steps,
         not_finite,
+        loss_diverged,
         loss_spike,
         unwritten,
         disk,
@@ -52,6 +57,13 @@ pub fn findings(evidence: &Evidence<'_>) -> Vec<Finding> {
         })
     });
     rules.iter().filter_map(|rule| rule(evidence)).chain(of_nodes).collect()
+}
+
+/// Returns the findings about the training of a run that has ended.
+pub fn past_findings(evidence: &Evidence<'_>) -> Vec<Finding> {
+    let found = [skipped_steps(evidence), loss_diverged(evidence)].into_iter().flatten();
+    // The problem no longer holds, so it has no duration.
+    found.map(|finding| Finding { since_s: None, ..finding }).collect()
 }
 
 fn stalled(evidence: &Evidence<'_>) -> Option<Finding> {
@@ -122,36 +134,164 @@ fn events<'a>(evidence: &Evidence<'a>) -> impl Iterator<Item = &'a Event> {
     evidence.events.iter().rev().filter(move |event| Some(event.attempt) == newest)
 }
 
-fn not_finite(evidence: &Evidence<'_>) -> Option<Finding> {
+/// Returns the commands that verify the data sets of a run, with a flag: `vidtui data verify data`. `None` if they are not known.
+fn verify_data(evidence: &Evidence<'_>, flag: &str) -> Option<String> {
+    let commands: Vec<String> = evidence.data.iter().map(|set| format!("vidtui data verify {set}{flag}")).collect();
+    (!commands.is_empty()).then(|| commands.join(", "))
+}
+
+/// Returns the command that continues a run with half the learning rate.
+fn resume_slower(evidence: &Evidence<'_>) -> String {
+    let lr = evidence.lr.map_or("LR".into(), |lr| units::number(lr / 2.0));
+    format!("vidtui resume {} --set optimizer.lr={lr}", evidence.run)
+}
+
+/// Returns what to do first with a run that trains.
+fn first_stop(evidence: &Evidence<'_>) -> String {
+    if evidence.state.is_end() { String::new() } else { format!("stop it (vidtui stop {}), ", evidence.run) }
+}
+
+/// Returns the logged steps at the end of the newest attempt whose loss or gradient is not finite.
+fn not_finite_lines<'a>(evidence: &'a Evidence<'_>) -> &'a [MetricSample] {
     let lines = lines(evidence);
     // The lines of data preparation and sampling have no loss.
     if lines.last().is_some_and(|line| !line.is_training()) {
-        return None;
+        return &[];
     }
     // Most other trainers do not print the gradient norm: it is missing, not non-finite.
     let has_gradient = !evidence.facts.is_command;
     let is_bad = |sample: &&MetricSample| sample.loss.is_none() || has_gradient && sample.grad_norm.is_none();
     let bad = lines.iter().rev().take_while(is_bad).count();
-    let first = &lines[lines.len() - bad..].first()?;
+    &lines[lines.len() - bad..]
+}
+
+/// Finds steps that the trainer skipped, and names their clips.
+fn skipped_steps(evidence: &Evidence<'_>) -> Option<Finding> {
+    let count = evidence.facts.skipped_steps();
+    if count == 0 {
+        return None;
+    }
+    let (mut in_data, mut others): (Vec<&str>, Vec<&str>) = Default::default();
+    let (mut more, mut first_s, mut last) = (0, None, None);
+    for event in events(evidence) {
+        let EventKind::StepSkipped { clips, more_clips, in_data: is_in_data } = &event.kind else { continue };
+        let names = if *is_in_data { &mut in_data } else { &mut others };
+        names.extend(clips.iter().map(String::as_str).filter(|clip| !names.contains(clip)).collect::<Vec<_>>());
+        more += if *is_in_data { 0 } else { *more_clips };
+        first_s = Some(event.t);
+        last = last.or(event.step);
+    }
+    let mut saw = format!(
+        "{} skipped, because the loss or the gradient was not finite",
+        match count {
+            1 => "a step was".to_owned(),
+            count => format!("{} steps were", units::grouped(count)),
+        }
+    );
+    if let Some(last) = last {
+        saw += &format!("; the last one was step {}", units::grouped(last));
+    }
+    let names = |clips: &[&str]| units::listed(clips, NAMED_CLIPS, |clip| format!("'{clip}'"));
+    let fix = if !in_data.is_empty() {
+        saw += &format!("; the data of {} have values that are NaN or infinite", names(&in_data));
+        let drop = verify_data(evidence, " --drop").unwrap_or_else(|| "vidtui data verify DATA --drop".into());
+        format!(
+            "{}leave out these clips ({drop}), and continue: vidtui resume {} --fresh-data; or encode or import \
+             them again",
+            first_stop(evidence),
+            evidence.run
+        )
+    } else {
+        if !others.is_empty() {
+            others.sort_unstable();
+            let more = if more > 0 { " and more" } else { "" };
+            saw += &format!("; their batches have {}{more}", names(&others));
+        }
+        let check = verify_data(evidence, "").map_or(String::new(), |verify| format!("check the data ({verify}); "));
+        format!(
+            "{check}if more steps are skipped, {}continue with a lower learning rate: {}",
+            first_stop(evidence),
+            resume_slower(evidence)
+        )
+    };
+    let urgency = if not_finite_lines(evidence).len() > 1 { Urgency::Act } else { Urgency::Look };
+    let since_s = first_s.or_else(|| lines(evidence).iter().find(|line| line.skipped_steps > 0).map(|line| line.t));
+    Some(Finding { since_s, ..Finding::new(Rule::SkippedSteps, urgency, Subject::Run, saw, fix) })
+}
+
+/// Finds a loss that is not finite. The finding about skipped steps says more, if the trainer reports them.
+fn not_finite(evidence: &Evidence<'_>) -> Option<Finding> {
+    let bad = not_finite_lines(evidence);
+    let first = bad.first().filter(|_| evidence.facts.skipped_steps() == 0)?;
+    let (bad, has_gradient) = (bad.len(), !evidence.facts.is_command);
     let what = if first.loss.is_none() { "loss" } else { "gradient" };
     let saw = match bad {
         1 => format!("the {what} of step {} is not finite", first.step),
         _ => format!("the {what} is not finite since step {}", first.step),
     };
     let fix = match has_gradient {
-        true => "resume from an earlier checkpoint with a lower optimizer.lr or a smaller optimizer.clip_norm",
-        false => "resume from an earlier checkpoint; lower the learning rate if it happens again",
+        true => format!(
+            "if it does not recover, {}continue with a lower learning rate: {}",
+            first_stop(evidence),
+            resume_slower(evidence)
+        ),
+        false => format!(
+            "{}resume from an earlier checkpoint: vidtui resume {} --step STEP (vidtui checkpoints {} lists them)",
+            first_stop(evidence),
+            evidence.run,
+            evidence.run
+        ),
     };
     let urgency = if bad > 1 { Urgency::Act } else { Urgency::Look };
     Some(Finding::new(Rule::NotFinite, urgency, Subject::Run, saw, fix).since(first.t))
 }
 
+/// Finds a loss that left its range and has not come back.
+fn loss_diverged(evidence: &Evidence<'_>) -> Option<Finding> {
+    let attempt = evidence.facts.attempt.as_ref()?;
+    // With other settings, losses may have another range.
+    let oldest = if attempt.changed.is_empty() { 0 } else { attempt.number };
+    let mut history = History::new();
+    let counts = |line: &&MetricSample| line.is_training() && line.loss.is_some() && line.attempt >= oldest;
+    history.extend(evidence.metrics.iter().filter(counts).cloned());
+    let start = evidence.facts.start_step();
+    let is_before = |event: &Event| event.attempt == attempt.number || event.step.is_some_and(|step| step <= start);
+    let known = evidence.events.iter().filter(|event| event.attempt >= oldest && is_before(event));
+    let known =
+        known.filter_map(|event| if let EventKind::LossSpike { usual, .. } = event.kind { Some(usual) } else { None });
+    let lines = history.effective();
+    // Steps of an earlier attempt after the start of this one do not count.
+    let lines: Vec<&MetricSample> =
+        lines.iter().filter(|line| line.attempt == attempt.number || line.step <= start).collect();
+    let losses: Vec<f64> = lines.iter().filter_map(|line| line.loss).collect();
+    let found = diverged(&losses, known.reduce(f64::min), evidence.spike)?;
+    let (first, run) = (lines[found.since], evidence.run);
+    let saw = format!(
+        "the loss rose from about {} to {} at step {} and has not come back",
+        units::number(found.usual),
+        units::number(found.now),
+        units::grouped(first.step)
+    );
+    let step = evidence.checkpoint.filter(|newest| newest.step < first.step);
+    let (step, listed) = match step {
+        Some(newest) => (newest.step.to_string(), String::new()),
+        None => ("STEP".into(), format!(" (vidtui checkpoints {run} lists them)")),
+    };
+    let check = verify_data(evidence, "").map_or(String::new(), |verify| format!("check the data ({verify}), "));
+    let fix = format!(
+        "{}{check}then continue from a checkpoint before that step{listed}: vidtui resume {run} --step {step}",
+        first_stop(evidence)
+    );
+    let urgency = if evidence.state.is_end() { Urgency::Look } else { Urgency::Act };
+    Some(Finding::new(Rule::LossDiverged, urgency, Subject::Run, saw, fix).since(first.t))
+}
+
 /// Finds a loss spike over the last three steps, so that a single batch does not count.
 fn loss_spike(evidence: &Evidence<'_>) -> Option<Finding> {
     let lines = lines(evidence);
-    let resume = format!("vidtui resume {} --step N", evidence.run);
-    let fix = format!("if the loss stays high, resume from an earlier checkpoint: {resume}");
-    if evidence.spike == 0.0 {
+    let resume = format!("vidtui resume {} --step STEP", evidence.run);
+    let fix = format!("if the loss stays high, {}resume from an earlier checkpoint: {resume}", first_stop(evidence));
+    if evidence.spike == 0.0 || loss_diverged(evidence).is_some() {
         return None;
     }
     // An event of the trainer counts until the loss has fallen by half of the spike.

@@ -289,6 +289,8 @@ impl Case {
             checkpoint: self.checkpoint.as_ref(),
             checkpoint_interval: 40,
             spike: self.spike,
+            lr: Some(1e-4),
+            data: &["data/rabbits".to_owned()],
             disk: self.disk,
             nodes: &self.nodes,
         });
@@ -309,6 +311,19 @@ impl Case {
             format!("  {:?} {:?} {} {since}\n    {}", f.urgency, f.rule, f.sentence(), f.fix)
         };
         self.findings().iter().map(line).collect::<Vec<_>>().join("\n")
+    }
+
+    /// Skips steps, with the event and the counter of the trainer.
+    fn skip(&mut self, steps: &[u64], clips: &[&str], in_data: bool) {
+        for step in steps {
+            let clips = clips.iter().map(|clip| (*clip).to_owned()).collect();
+            let kind = EventKind::StepSkipped { clips, more_clips: 0, in_data };
+            let t = self.metrics[*step as usize - 1].t;
+            self.events.push(Event::new(t, 1, Some(*step), kind));
+            self.metrics[*step as usize - 1..].iter_mut().for_each(|line| line.skipped_steps += 1);
+        }
+        let newest = runstate::Newest { metrics: self.metrics.clone(), events: self.events.clone() };
+        self.facts.newest = std::sync::Arc::new(newest);
     }
 
     /// Adds samples of four GPUs, two seconds apart, over the last `seconds`.
@@ -334,6 +349,42 @@ fn a_run_that_has_ended_has_no_findings() {
     let case =
         Case { state: RunState::Finished, disk: Some(Disk { free_bytes: 0, checkpoint_bytes: 1 }), ..Case::new() };
     assert_eq!(case.rules(), []);
+}
+
+#[test]
+fn skipped_steps_and_a_loss_out_of_range_are_still_findings_after_the_end() {
+    let mut case = Case { state: RunState::Finished, ..Case::new() };
+    case.skip(&[41], &["clips/a.mp4"], true);
+    case.metrics[45..].iter_mut().for_each(|line| line.loss = Some(14_291.0));
+    assert_eq!(case.rules(), [Rule::SkippedSteps, Rule::LossDiverged]);
+    assert!(case.findings()[0].saw.contains("'clips/a.mp4'"));
+    case.spike = 0.0;
+    assert_eq!(case.rules(), [Rule::SkippedSteps]);
+}
+
+#[test]
+fn a_resume_from_before_the_rise_ends_the_finding_and_other_settings_have_another_range() {
+    let high = |case: &mut Case| case.metrics[45..].iter_mut().for_each(|line| line.loss = Some(9.0));
+    let mut case = Case::new();
+    high(&mut case);
+    assert_eq!(case.rules(), [Rule::LossDiverged]);
+
+    // The second attempt starts at step 45.
+    let mut resumed = Case::new();
+    high(&mut resumed);
+    let attempt = resumed.facts.attempt.as_mut().unwrap();
+    (attempt.number, attempt.start_step) = (2, 45);
+    let line = |step: u64, loss| MetricSample { attempt: 2, step, loss: Some(loss), ..resumed.metrics[0].clone() };
+    let healthy: Vec<MetricSample> = (46..=50).map(|step| line(step, 1.0)).collect();
+    let still_high: Vec<MetricSample> = (46..=56).map(|step| line(step, 9.0)).collect();
+    let first = resumed.metrics.clone();
+    resumed.metrics = [first.clone(), healthy].concat();
+    assert_eq!(resumed.rules(), []);
+    resumed.metrics = [first, still_high].concat();
+    assert_eq!(resumed.rules(), [Rule::LossDiverged]);
+    let changed = rundir::ChangedKey { key: "loss.weighting".into(), from: None, to: "snr".into() };
+    resumed.facts.attempt.as_mut().unwrap().changed = vec![changed];
+    assert_eq!(resumed.rules(), []);
 }
 
 #[test]
@@ -372,6 +423,17 @@ fn every_rule_has_an_observation_and_advice() {
         case.metrics[50..].iter_mut().for_each(|line| line.loss = None);
     });
     add("loss that is not finite", &|case| case.metrics[50..].iter_mut().for_each(|line| line.loss = None));
+    add("skipped steps", &|case| {
+        case.skip(&[41, 52], &["clips/a.mp4", "clips/b.mp4"], false);
+    });
+    add("skipped steps, with NaN in the data of two clips", &|case| {
+        case.skip(&[30], &["clips/a.mp4", "clips/b.mp4"], false);
+        case.skip(&[58, 59, 60], &["clips/c.mp4", "clips/d.mp4"], true);
+        case.metrics[57..].iter_mut().for_each(|line| line.grad_norm = None);
+    });
+    add("loss out of its range", &|case| {
+        case.metrics[45..].iter_mut().for_each(|line| line.loss = Some(14_291.0));
+    });
     add("spike", &|case| case.metrics[57..].iter_mut().for_each(|line| line.loss = Some(3.5)));
     add("spike that the trainer reports", &|case| {
         let kind = EventKind::LossSpike { loss: 1.5, usual: 1.0 };

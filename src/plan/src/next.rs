@@ -226,6 +226,7 @@ mod tests {
                 step: 60,
                 steps_total: 60,
                 last: None,
+                skipped_steps: 0,
                 eta_s: None,
                 items_per_s: None,
                 stages: None,

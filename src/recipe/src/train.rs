@@ -147,7 +147,8 @@ pub struct Train {
     pub device: Device,
     /// CPU threads per rank; 0: `OMP_NUM_THREADS`, or the node's cores divided by its ranks.
     pub threads: usize,
-    /// Consecutive steps with a non-finite loss or gradient after which the run stops; each is skipped.
+    /// The number of skipped steps after which the run ends, in a row or within ten times as many steps. A step is skipped if its loss or
+    /// gradient is not finite.
     pub max_bad_steps: u64,
     /// The scan of TTT layers on GPUs.
     pub ttt_scan: TttScan,

@@ -157,6 +157,9 @@ pub struct TrainState {
     /// The number of consecutive steps that were not finite.
     #[serde(default)]
     pub bad_steps: u64,
+    /// The number of all steps that were not finite.
+    #[serde(default)]
+    pub skipped_steps: u64,
     /// Updates of the moving average of the weights (EMA); 0 without one.
     #[serde(default)]
     pub ema_updates: u64,

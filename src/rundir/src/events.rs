@@ -151,8 +151,18 @@ pub enum EventKind {
         /// The median loss of the steps before.
         usual: f64,
     },
-    /// The optimizer skipped a step.
-    StepSkipped,
+    /// The optimizer skipped a step, because the loss or the gradient was not finite.
+    StepSkipped {
+        /// The first of the clips whose latents or texts have values that are not finite; if there are none, of all clips of the step.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        clips: Vec<String>,
+        /// The number of further such clips.
+        #[serde(default, skip_serializing_if = "is_none")]
+        more_clips: usize,
+        /// Whether the clips have values that are not finite.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        in_data: bool,
+    },
     /// The run will stop at the end of this step.
     Stopping {
         /// The origin of the request.
@@ -312,6 +322,11 @@ fn fields_as_text(event: &Value) -> String {
     text.collect::<Vec<_>>().join(", ")
 }
 
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde calls")]
+fn is_none(n: &usize) -> bool {
+    *n == 0
+}
+
 impl LogLine for Event {
     fn parse(line: &[u8]) -> Result<Self, String> {
         json_line(line)
@@ -367,7 +382,8 @@ mod tests {
             EventKind::EvaluationStarted,
             EventKind::EvaluationEnded,
             EventKind::LossNotFinite,
-            EventKind::StepSkipped,
+            EventKind::StepSkipped { clips: Vec::new(), more_clips: 0, in_data: false },
+            EventKind::StepSkipped { clips: vec!["clips/a.mp4".into()], more_clips: 3, in_data: true },
             EventKind::Stopping { source: RequestSource::Term, why: "SIGTERM".into() },
             EventKind::Stopped { source: RequestSource::TimeLimit, why: "2 h".into() },
             EventKind::Finished,

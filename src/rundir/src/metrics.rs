@@ -27,6 +27,9 @@ pub struct MetricSample {
     /// Norm of the whole gradient before clipping; `None` if not finite.
     #[serde(serialize_with = "maybe_single")]
     pub grad_norm: Option<f64>,
+    /// The steps so far that the optimizer skipped, because the loss or the gradient was not finite.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub skipped_steps: u64,
     /// Learning rate of all parameters outside TTT layers.
     #[serde(serialize_with = "single")]
     pub lr: f64,
@@ -181,6 +184,7 @@ impl Default for MetricSample {
             t: 0.0,
             loss: None,
             grad_norm: None,
+            skipped_steps: 0,
             lr: 0.0,
             lr_ttt: None,
             step_s: 0.0,
@@ -218,6 +222,11 @@ fn single<S: Serializer>(x: &f64, s: S) -> Result<S::Ok, S::Error> {
 
 fn maybe_single<S: Serializer>(x: &Option<f64>, s: S) -> Result<S::Ok, S::Error> {
     x.map(|x| x as f32).serialize(s)
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde calls")]
+fn is_none(n: &u64) -> bool {
+    *n == 0
 }
 
 fn is_zero(x: &f64) -> bool {
@@ -283,6 +292,7 @@ mod tests {
                 v: 1, attempt, step, t: usual[0],
                 loss: finite.then_some(single(numbers[0])),
                 grad_norm: finite.then_some(single(usual[7])),
+                skipped_steps: if finite { 0 } else { step },
                 lr: single(numbers[1]),
                 lr_ttt: ttt.then_some(single(numbers[2])),
                 step_s: usual[1], data_s: usual[2], forward_s: numbers[3].clamp(-1e200, 1e200), backward_s: usual[3],

@@ -285,6 +285,17 @@ impl RunFacts {
         }
     }
 
+    /// Returns the number of steps that the trainer has skipped, because the loss or the gradient was not finite.
+    pub fn skipped_steps(&self) -> u64 {
+        let Some(number) = self.attempt.as_ref().map(|attempt| attempt.number) else { return 0 };
+        let logged =
+            self.newest.metrics.last().filter(|line| line.attempt == number).map_or(0, |line| line.skipped_steps);
+        let is_skipped =
+            |event: &&Event| event.attempt == number && matches!(event.kind, EventKind::StepSkipped { .. });
+        // Not every step is logged, and versions before this counter log none.
+        logged.max(self.newest.events.iter().filter(is_skipped).count() as u64)
+    }
+
     /// Returns the step from which the newest attempt began: the logged one or, if none was logged, the planned one.
     pub fn start_step(&self) -> u64 {
         self.resumed_from.or(self.attempt.as_ref().map(|attempt| attempt.start_step)).unwrap_or(0)

@@ -33,6 +33,8 @@ pub struct RunSummary {
     pub steps_total: u64,
     /// The last logged step of any attempt.
     pub last: Option<MetricSample>,
+    /// The steps that the trainer has skipped, because the loss or the gradient was not finite.
+    pub skipped_steps: u64,
     /// The estimated seconds until the run is finished, from the median step time or the rate of items. `None` unless
     /// the run is running or saving.
     pub eta_s: Option<f64>,
@@ -82,6 +84,7 @@ impl RunSummary {
             step,
             steps_total: facts.steps_total,
             last,
+            skipped_steps: facts.skipped_steps(),
             eta_s,
             items_per_s: item_rate(recent).filter(|_| working),
             stages: progress::stages(recent),

@@ -190,6 +190,25 @@ impl Data {
         samples as f64 / self.order.samples_per_epoch() as f64
     }
 
+    /// Returns the names of the clips that may be why a step with these samples is not finite: those whose stored tensors have values that
+    /// are not finite, and true; or otherwise all clips of the samples, and false. Reads the samples.
+    pub fn suspects(&mut self, numbers: Range<u64>) -> (Vec<String>, bool) {
+        let items: Vec<usize> = numbers.clone().map(|number| self.order.sample(number).item).collect();
+        let slots = self.samples(numbers);
+        // A tensor that cannot be read again is no evidence.
+        let is_bad = |slot: &Slot| self.source.reader.is_finite(*slot).is_ok_and(|is_finite| !is_finite);
+        let bad: Vec<usize> = items
+            .iter()
+            .zip(&slots)
+            .filter(|(_, slots)| slots.iter().flatten().any(is_bad))
+            .map(|(item, _)| *item)
+            .collect();
+        match bad.is_empty() {
+            true => (self.table.clip_names(&items), false),
+            false => (self.table.clip_names(&bad), true),
+        }
+    }
+
     /// Returns a [`Reading`] of the samples with these numbers.
     pub fn reading(&mut self, numbers: Range<u64>) -> Reading {
         Reading { source: self.source.share(), samples: self.samples(numbers.clone()), numbers }

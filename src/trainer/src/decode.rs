@@ -5,7 +5,7 @@ use crate::data::kind;
 use camino::Utf8Path;
 use dataset::KNOWN;
 use dataset::show::find_clip;
-use dataset::store::{Line, TensorLocation};
+use dataset::store::{Line, TensorLocation, damaged};
 use encoders::Vae;
 use rundir::{ErrorCode, Failure};
 use tch::{Device, Kind, Tensor};
@@ -32,7 +32,11 @@ pub fn decode(
     let header = Header::read(&data.join(&place.shard))?;
     let info = header.tensor(&place.name)?;
     let shape: Vec<i64> = info.shape.iter().map(|d| *d as i64).collect();
-    let stored = Tensor::from_data_size(&header.read_tensor(&place.name)?, &shape, kind(info.dtype));
+    let bytes = header.read_tensor(&place.name)?;
+    if place.xxh3.is_some_and(|sum| !sum.is_of(&bytes)) {
+        return Err(damaged(&header.path, info.begin));
+    }
+    let stored = Tensor::from_data_size(&bytes, &shape, kind(info.dtype));
     let vae = Vae::open(vae, Kind::Float, device)?;
     // Moments have twice the channels of a latent.
     let is_drawn = stored.size()[1] == vae.config().latent_channels as i64;

@@ -133,7 +133,8 @@ fn main() {
         Command::Rank { run_dir, attempt } => rank::run(&RunDir::new(run_dir), attempt).map(drop),
         Command::Supervise { run_dir, attempt, node } => supervise(run_dir, attempt, node),
         Command::Data(DataCommand::Import { index, target, root, channels, force }) => {
-            import(&ImportRequest { index, root, target, channels }, force)
+            let not_finite = dataset::NotFiniteClips::Refuse;
+            import(&ImportRequest { index, root, target, channels, not_finite }, force)
         }
         Command::Data(DataCommand::Decode { data, id, out, vae, tensor }) => {
             decode::decode(&data, (&id, tensor.as_deref()), &out, &vae, tch::Device::cuda_if_available())

@@ -25,7 +25,7 @@ use dataset::order::StepPlan;
 use dit::family::Family;
 use dit::network::Network;
 use dit::objective::Objective;
-use health::Spikes;
+use health::{SkippedSteps, Spikes};
 use recipe::{Layer, ParamSpec, Recipe, UseEma, WAIT_OUTSIDE_STEPS};
 use rundir::{Attempt, BaseWeights, Event, EventKind, Failure, MetricSample, RequestSource, Run, RunDir, RunId, now_s};
 use sharding::fsdp::Fsdp;
@@ -33,6 +33,11 @@ use sharding::mesh::MeshGroups;
 use std::thread::JoinHandle;
 use std::time::Instant;
 use tch::Device;
+
+/// The number of skipped steps of a run whose clips are named. Rank 0 reads them again.
+const NAMED_STEPS: u64 = 100;
+/// The number of clips that the event of a skipped step names.
+const NAMED_CLIPS: usize = 16;
 
 /// The end of the training loop.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -76,6 +81,7 @@ pub struct Trainer<F: Family, O: Objective> {
     spare: StagingMemory,
     deadline: Deadline,
     spikes: Spikes,
+    skipped: SkippedSteps,
 }
 
 /// The step of a pruned checkpoint, and the result of removing it.
@@ -96,8 +102,6 @@ struct Progress {
     samples: u64,
     /// The seed of every random draw.
     seed: u64,
-    /// Steps in a row whose gradient was not finite.
-    bad_steps: u64,
     /// The step of the last checkpoint, saved or being written.
     saved: Option<u64>,
     /// Saves in a row that failed.
@@ -147,7 +151,6 @@ impl<F: Family, O: Objective> Trainer<F, O> {
             step: 0,
             samples: 0,
             seed: recipe.train.seed,
-            bad_steps: 0,
             saved: None,
             failed_saves: 0,
             checkpoint_s: 0.0,
@@ -188,6 +191,7 @@ impl<F: Family, O: Objective> Trainer<F, O> {
             spare: StagingMemory::default(),
             deadline,
             spikes: Spikes::default(),
+            skipped: SkippedSteps::default(),
         };
         trainer.start()?;
         Ok(trainer)
@@ -352,24 +356,28 @@ impl<F: Family, O: Objective> Trainer<F, O> {
         let due = self.recipe.sample.is_due(self.progress.step, self.recipe.train.steps);
         let validation = if due { self.validate()? } else { None };
         let stalled_s = outcome.checkpoint_s - outcome.stall_before_s;
+        self.skipped.push(self.progress.step, !outcome.applied, self.recipe.train.max_bad_steps);
         self.record(&outcome, &plan, step_s - stalled_s, validation);
-        self.progress.bad_steps = if outcome.applied { 0 } else { self.progress.bad_steps + 1 };
         Ok(outcome)
     }
 
-    /// Ends the run after `train.max_bad_steps` skipped steps in a row, after the pending checkpoint is written.
+    /// Ends the run if too many steps were skipped (`train.max_bad_steps`), after the pending checkpoint is written.
     fn check_finite(&mut self) -> Result<(), Failure> {
-        let bad = self.progress.bad_steps;
-        if bad < self.recipe.train.max_bad_steps {
-            return Ok(());
-        }
+        let Some(count) = self.skipped.end(self.recipe.train.max_bad_steps) else { return Ok(()) };
         // A failed save already has an event; this failure is about the gradient.
         let _ = self.finish_save();
+        let (id, data) = (&self.id, self.recipe.data.all());
+        let sets: Vec<String> = data.iter().map(|set| format!("vidtui data verify {}", set.index)).collect();
+        let lr = units::number(self.recipe.optimizer.lr / 2.0);
         Err(Failure::new(
             rundir::ErrorCode::NotFinite,
             format!("training stopped at step {}", self.progress.step),
-            format!("the gradient was not finite in {bad} steps in a row"),
-            "resume from an earlier checkpoint with a lower optimizer.lr or a smaller optimizer.clip_norm",
+            format!("the loss or the gradient was not finite {count}"),
+            format!(
+                "see the clips of the skipped steps (vidtui status {id}) and check the data ({}); if the data are intact, resume with a \
+                 lower learning rate: vidtui resume {id} --set optimizer.lr={lr}",
+                sets.join(", ")
+            ),
         ))
     }
 
@@ -403,6 +411,7 @@ impl<F: Family, O: Objective> Trainer<F, O> {
             t: now_s(),
             loss: finite(outcome.loss),
             grad_norm: finite(outcome.grad_norm),
+            skipped_steps: self.skipped.total(),
             lr: outcome.lr.rest,
             lr_ttt: (model.layer != Layer::None).then_some(outcome.lr.ttt),
             step_s,
@@ -443,7 +452,13 @@ impl<F: Family, O: Objective> Trainer<F, O> {
             log.event(step, EventKind::LossNotFinite);
         }
         if !outcome.applied {
-            log.event(step, EventKind::StepSkipped);
+            let (clips, in_data) = match self.skipped.total() <= NAMED_STEPS {
+                true => self.data.suspects(plan.numbers()),
+                false => (Vec::new(), false),
+            };
+            let more_clips = clips.len().saturating_sub(NAMED_CLIPS);
+            let clips = clips.into_iter().take(NAMED_CLIPS).collect();
+            log.event(step, EventKind::StepSkipped { clips, more_clips, in_data });
         }
     }
 

@@ -3,6 +3,8 @@
 mod alerts;
 mod data;
 mod export;
+#[cfg(test)]
+mod hints_tests;
 mod interop;
 mod launch;
 mod nodes;
@@ -273,6 +275,7 @@ impl Command {
             Self::Data(DataCommand::Import(args)) => args.output.json,
             Self::Data(DataCommand::Buckets(args)) => args.output.json,
             Self::Data(DataCommand::Show(args)) => args.output.json,
+            Self::Data(DataCommand::Verify(args)) => args.output.json,
             Self::Data(DataCommand::Prune(args)) => args.output.json,
             Self::Fetch(args) => args.output.json,
             Self::Data(DataCommand::Encode(args)) => args.then.output.json,

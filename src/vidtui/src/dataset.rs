@@ -181,7 +181,13 @@ mod tests {
         let fixtures = Utf8Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures");
         let import = |name: &str| {
             let (index, target) = (fixtures.join("dataset").join(name), folder.join(name));
-            let request = ImportRequest { index, root: None, target: target.clone(), channels: 4 };
+            let request = ImportRequest {
+                index,
+                root: None,
+                target: target.clone(),
+                channels: 4,
+                not_finite: ::dataset::NotFiniteClips::Refuse,
+            };
             plan_import(&request).unwrap().execute(false, &mut |_| ControlFlow::Continue(())).unwrap();
             target
         };

@@ -35,6 +35,8 @@ pub struct RunDocument {
     /// The videos of a run that samples.
     #[serde(skip_serializing_if = "Option::is_none")]
     sampling: Option<SamplingProgress>,
+    /// The steps that the trainer skipped, because the loss or the gradient was not finite.
+    skipped_steps: u64,
     loss: Option<f64>,
     step_s: Option<f64>,
     eta_s: Option<f64>,
@@ -225,6 +227,7 @@ impl RunDocument {
             step: summary.step,
             steps_total: summary.steps_total,
             epochs: summary.epochs(),
+            skipped_steps: summary.skipped_steps,
             loss: summary.last.as_ref().and_then(|sample| sample.loss),
             step_s: summary.last.as_ref().map(|sample| sample.step_s),
             eta_s: summary.eta_s,
@@ -414,6 +417,7 @@ mod tests {
             epochs: Some(Epochs { done: 0.5, total: 1.0 }),
             items: Some(ItemsDocument { counts: ItemCounts::default(), per_s: None, stages: Some(stages) }),
             sampling: Some(SamplingProgress::default()),
+            skipped_steps: 1,
             loss: None,
             step_s: None,
             eta_s: None,

@@ -384,6 +384,8 @@ mod tests {
             events: &[],
             checkpoint: None,
             checkpoint_interval: 0,
+            lr: None,
+            data: &[],
             spike: 10.0,
             disk: None,
             nodes: &[],

@@ -9,7 +9,7 @@ use crate::location::SourceKind;
 use crate::lora::{LoraFile, LoraForm};
 use crate::report::Report;
 use crate::source::WeightsSource;
-use crate::write::{Doing, NewTensorFile, OnProgress, WriteProgress, WrittenFiles, stopped, write_and_count};
+use crate::write::{Doing, NewTensorFile, OnProgress, WriteProgress, WrittenFiles, stopped, write_tensor_files};
 use crate::{Dtype, destination};
 use camino::{Utf8Path, Utf8PathBuf};
 use link::Linked;
@@ -274,7 +274,7 @@ impl ConvertPlan {
                 })
                 .collect();
             drop(report_bytes);
-            let written = write_and_count(dir, &self.files, &mut |written| match damaged.load(Ordering::Relaxed) {
+            let written = write_tensor_files(dir, &self.files, &mut |written| match damaged.load(Ordering::Relaxed) {
                 true => ControlFlow::Break(()),
                 false => progress(written),
             });
@@ -319,7 +319,7 @@ impl ConvertPlan {
             ErrorCode::NotFinite,
             format!("cannot convert {}", self.source.location.path),
             NotFinite::words(not_finite),
-            "get the weights again, or use an earlier checkpoint; vidtui convert --allow-not-finite converts them as they are",
+            "get the weights again, or use an earlier checkpoint; add --allow-not-finite to convert them as they are",
         ))
     }
 
@@ -331,7 +331,7 @@ impl ConvertPlan {
         progress: OnProgress<'_>,
     ) -> Result<Converted, Failure> {
         let dir = folder.dir();
-        let WrittenFiles { sums, not_finite } = self.write(dir, progress)?;
+        let WrittenFiles { sums, not_finite, .. } = self.write(dir, progress)?;
         self.check_finite(&not_finite)?;
         let bytes = sums.iter().map(|sum| sum.bytes).sum();
         let count = sums.len();

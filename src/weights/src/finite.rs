@@ -30,7 +30,7 @@ impl NotFinite {
 }
 
 /// Returns the number of values that are NaN or infinite. Integers and float8 numbers count as finite.
-pub(crate) fn count(dtype: Dtype, bytes: &[u8]) -> u64 {
+pub fn count(dtype: Dtype, bytes: &[u8]) -> u64 {
     macro_rules! counted {
         ($bits:ty, $len:literal, $exponent:literal) => {{
             fn is_bad(bytes: [u8; $len]) -> bool {

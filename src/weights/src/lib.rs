@@ -50,7 +50,7 @@ pub use encoder::{
     EncoderFiles, EncoderReader, Parameter, Peak, Rows, T5Config, TileSize, TileSpan, Tiles, VaeConfig, Window,
     t5_memory, vae_memory, windows,
 };
-pub use finite::NotFinite;
+pub use finite::{NotFinite, count as count_not_finite};
 pub use flight_record::{RecordedCollective, read_flight_record};
 pub use inspect::{Inspection, Stats, TensorRow, inspect, inspect_with};
 pub use location::{SourceKind, SourceLocation, TTT_FILE};
@@ -63,4 +63,4 @@ pub use source::{WeightsSource, identify};
 pub use stream::TensorToWrite;
 pub use tensor_spans::{Files, Span, StoredTensor, Tensors, tensors_of_header};
 pub use torch_file::{is_torch_file, open_torch_file, open_torch_tensor};
-pub use write::{Doing, NewTensorFile, OnProgress, WriteProgress, write_tensor_files};
+pub use write::{Doing, NewTensorFile, OnProgress, WriteProgress, WrittenFiles, write_tensor_files};

@@ -145,35 +145,29 @@ enum Piece {
         xxh3: String,
         /// The tensors with values that are not finite.
         not_finite: Vec<NotFinite>,
+        /// The XXH3 checksums of the tensors.
+        tensors: Vec<u64>,
     },
 }
 
 /// The files that were written.
-pub(crate) struct WrittenFiles {
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct WrittenFiles {
     /// Their checksums.
     pub sums: Vec<FileSum>,
     /// The tensors with values that are not finite.
     pub not_finite: Vec<NotFinite>,
+    /// The 64-bit XXH3 hashes of the tensors, in their order, of the first file and of those after it.
+    pub tensors: Vec<u64>,
 }
 
-/// Writes files into a folder and returns their checksums. All files are on the disk when this function returns.
+/// Writes files into a folder. Returns checksums of the files and their tensors, and counts the values that are not finite. All files are
+/// on the disk when this function returns.
 ///
 /// # Errors
 /// Fails if a target file exists, a source cannot be read, a file cannot be written, or `progress` returns `Break`.
 /// Partial files stay in the folder.
 pub fn write_tensor_files(
-    dir: &Utf8Path,
-    files: &[NewTensorFile],
-    progress: OnProgress<'_>,
-) -> Result<Vec<FileSum>, Failure> {
-    write_and_count(dir, files, progress).map(|written| written.sums)
-}
-
-/// Does the same as [`write_tensor_files`], and counts the values that are not finite.
-///
-/// # Errors
-/// Fails as [`write_tensor_files`] does.
-pub(crate) fn write_and_count(
     dir: &Utf8Path,
     files: &[NewTensorFile],
     progress: OnProgress<'_>,
@@ -205,7 +199,7 @@ fn read(
 ) -> Result<(), Failure> {
     let mut open = Files::default();
     for file in files {
-        let (mut sum, mut not_finite) = (Xxh3::new(), Vec::new());
+        let (mut sum, mut not_finite, mut tensors) = (Xxh3::new(), Vec::new(), Vec::new());
         let mut give = |bytes: Vec<u8>| {
             sum.update(&bytes);
             send(Piece::Data(bytes))
@@ -213,9 +207,15 @@ fn read(
         give(file.header())?;
         for tensor in &file.tensors {
             let buffer = || spare.try_recv().unwrap_or_else(|_| Vec::with_capacity(CHUNK));
-            not_finite.extend(tensor.stream(&mut open, buffer, &mut give)?.of(&tensor.name));
+            let mut own = Xxh3::new();
+            let streamed = tensor.stream(&mut open, buffer, |bytes| {
+                own.update(&bytes);
+                give(bytes)
+            })?;
+            not_finite.extend(streamed.of(&tensor.name));
+            tensors.push(own.digest());
         }
-        send(Piece::End { xxh3: format!("{:016x}", sum.digest()), not_finite })?;
+        send(Piece::End { xxh3: format!("{:016x}", sum.digest()), not_finite, tensors })?;
     }
     Ok(())
 }
@@ -233,7 +233,7 @@ fn write(
 ) -> Result<WrittenFiles, Failure> {
     let total = files.iter().map(NewTensorFile::bytes).sum();
     let (mut done, mut synced) = (0, 0);
-    let mut written = WrittenFiles { sums: Vec::new(), not_finite: Vec::new() };
+    let mut written = WrittenFiles::default();
     for new in files {
         let path = dir.join(&new.name);
         let created = File::create_new(&path).and_then(|file| reserve(&file, new.bytes()).map(|()| file));
@@ -241,9 +241,10 @@ fn write(
         let mut bytes = 0;
         loop {
             match pieces.recv().map_err(|_| stopped())?? {
-                Piece::End { xxh3, not_finite } => {
+                Piece::End { xxh3, not_finite, tensors } => {
                     written.sums.push(FileSum { name: new.name.clone(), bytes, xxh3 });
                     written.not_finite.extend(not_finite);
+                    written.tensors.extend(tensors);
                     break;
                 }
                 Piece::Data(piece) => {
@@ -315,7 +316,7 @@ mod tests {
         TensorToWrite::new(name, shape, from, to, segments)
     }
 
-    fn go(dir: &Utf8Path, files: &[NewTensorFile]) -> Result<Vec<FileSum>, Failure> {
+    fn go(dir: &Utf8Path, files: &[NewTensorFile]) -> Result<WrittenFiles, Failure> {
         write_tensor_files(dir, files, &mut |_| ControlFlow::Continue(()))
     }
 
@@ -340,11 +341,11 @@ mod tests {
             tensors: vec![copy("w"), grown],
         };
         let mut seen = Vec::new();
-        let sums = write_tensor_files(&folder, std::slice::from_ref(&file), &mut |progress| {
+        let written = write_tensor_files(&folder, std::slice::from_ref(&file), &mut |progress| {
             seen.push(progress);
             ControlFlow::Continue(())
-        })
-        .unwrap();
+        });
+        let WrittenFiles { sums, tensors, .. } = written.unwrap();
         let path = folder.join("out.safetensors");
         assert_eq!(sums, [rundir::file_sum(&path).unwrap()]);
         assert_eq!(sums[0].bytes, file.bytes());
@@ -356,6 +357,8 @@ mod tests {
         assert_eq!(header.metadata["format"], "pt");
         assert_eq!(header.read_tensor("w").unwrap(), bytes_of(long));
         assert_eq!(header.read_tensor("n \"q\"").unwrap(), [0, 1, 2, 3, 4, 5, 0, 0, 0, 0]);
+        let sums = ["w", "n \"q\""].map(|name| xxhash_rust::xxh3::xxh3_64(&header.read_tensor(name).unwrap()));
+        assert_eq!(tensors, sums);
         let bytes = std::fs::read(&path).unwrap();
         let theirs = safetensors::SafeTensors::deserialize(&bytes).unwrap();
         assert_eq!(theirs.tensor("w").unwrap().data(), bytes_of(long));

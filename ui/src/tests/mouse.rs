@@ -163,7 +163,10 @@ fn a_second_click_on_a_failed_rank_in_the_events_opens_its_log() {
     let mut ui = Ui::on_run(running(83));
     let cause = rundir::Cause::Root;
     let died = EventKind::RankDied { rank: 1, code: Some(1), signal: None, message: "out of memory".into(), cause };
-    ui.run_msg(RunMsg::Events(vec![event(20.0, Some(12), died), event(10.0, Some(13), EventKind::StepSkipped)]));
+    ui.run_msg(RunMsg::Events(vec![
+        event(20.0, Some(12), died),
+        event(10.0, Some(13), EventKind::StepSkipped { clips: Vec::new(), more_clips: 0, in_data: false }),
+    ]));
     click(&mut ui, "rank 1 exited");
     assert_eq!(ui.model.screen, Screen::Run);
     click(&mut ui, "rank 1 exited");

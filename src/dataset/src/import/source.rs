@@ -48,6 +48,14 @@ pub(super) fn read(
     root: Option<&Utf8Path>,
     channels: usize,
 ) -> Result<(&'static str, Vec<Prepared>), Failure> {
+    if !path.exists() {
+        return Err(Failure::new(
+            ErrorCode::NotFound,
+            format!("cannot import {path}"),
+            "there is no such file or folder",
+            "check the spelling of the path and that its file system is mounted",
+        ));
+    }
     let finetrainers = [path.join(FINETRAINERS), path.to_owned()]
         .into_iter()
         .find(|folder| folder.join("latent-0.pt").exists() || folder.file_name() == Some(FINETRAINERS));

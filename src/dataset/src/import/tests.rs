@@ -12,7 +12,7 @@ fn fixture(name: &str) -> Utf8PathBuf {
 }
 
 fn request(index: Utf8PathBuf, target: &Utf8Path) -> ImportRequest {
-    ImportRequest { index, root: None, target: target.to_owned(), channels: 4 }
+    ImportRequest { index, root: None, target: target.to_owned(), channels: 4, not_finite: NotFiniteClips::Refuse }
 }
 
 fn import(request: &ImportRequest, force: bool) -> Result<Imported, Failure> {
@@ -93,6 +93,48 @@ fn latents_of_finetrainers_and_of_cogvideox_factory_are_imported_with_equal_valu
         let fits = recipe::Model { segments: 1, latent_frames: 3, ..model() };
         assert_eq!(Table::open(&done.index, &fits).unwrap().len(), count);
     }
+}
+
+#[test]
+fn an_import_records_checksums_and_refuses_clips_with_values_that_are_not_finite() {
+    let (_keep, folder) = temp();
+    let write = |name: &str, tensor: &str, shape: &[usize]| {
+        weights::fixtures::write(&folder.join(name), &[(tensor, Dtype::BF16, shape)]);
+    };
+    let mut index = String::new();
+    for clip in 0..3 {
+        write(&format!("{clip}.latent"), "latent", &[1, 4, 4, 4]);
+        write(&format!("{clip}.text"), "text", &[8, 6]);
+        index += &format!("{{\"vid_emb\": \"{clip}.latent\", \"text_chunk_emb\": [\"{clip}.text\"]}}\n");
+    }
+    std::fs::write(folder.join("index.jsonl"), index).unwrap();
+    let spoil = |name: &str, values: &[[u8; 2]]| {
+        let path = folder.join(name);
+        let mut bytes = std::fs::read(&path).unwrap();
+        let begin = Header::read(&path).unwrap().tensors.values().next().unwrap().begin as usize;
+        bytes[begin..begin + 2 * values.len()].copy_from_slice(values.as_flattened());
+        std::fs::write(&path, bytes).unwrap();
+    };
+    let wanted = request(folder.join("index.jsonl"), &folder.join("new"));
+    let done = import(&wanted, false).unwrap();
+    let continued = &mut |_| std::ops::ControlFlow::Continue(());
+    let found = crate::store::verify(&wanted.target, continued).unwrap();
+    assert_eq!((done.dropped.len(), found.tensors, found.without_checksum, found.damaged), (0, 6, 0, vec![]));
+
+    // bfloat16 NaN and minus infinity.
+    spoil("1.latent", &[[0xc0, 0x7f], [0x80, 0xff]]);
+    spoil("2.text", &[[0x80, 0x7f]]);
+    let failure = import(&wanted, true).unwrap_err();
+    assert_eq!(failure.code, ErrorCode::NotFinite);
+    assert!(["'000001'", "1.latent", "'000002'"].iter().all(|part| failure.why.contains(part)), "{failure}");
+    assert_eq!(lines(&done.index).len(), 3, "the earlier import is unchanged");
+    let rest = ImportRequest { not_finite: NotFiniteClips::Drop, ..wanted };
+    let done = import(&rest, true).unwrap();
+    let dropped: Vec<(&str, u64)> = done.dropped.iter().map(|clip| (clip.id.as_str(), clip.values)).collect();
+    assert_eq!((done.samples, dropped), (1, vec![("000001", 2), ("000002", 1)]));
+    assert_eq!(lines(&done.index)[0].id, "000000");
+    spoil("0.latent", &[[0x80, 0x7f]]);
+    assert_eq!(import(&rest, true).unwrap_err().code, ErrorCode::NotFinite, "no clip is left");
 }
 
 /// Opens an imported store for a recipe with a condition.

@@ -1,6 +1,7 @@
 //! Reads and writes the index of a store: a head, then one JSON object per clip, in the order of the manifest.
 
 use super::spec::SCHEMA;
+use crate::TensorSum;
 use camino::{Utf8Path, Utf8PathBuf};
 use rundir::{ErrorCode, Failure};
 use serde::{Deserialize, Serialize};
@@ -71,6 +72,9 @@ pub struct TensorLocation {
     pub shard: String,
     /// The name of the tensor in the file.
     pub name: String,
+    /// The checksum of its bytes. Stores of versions before checksums have none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub xxh3: Option<TensorSum>,
 }
 
 /// Reads an index, and calls `each` with the line number of every clip (the head is line 1) and the clip.

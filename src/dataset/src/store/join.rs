@@ -149,8 +149,9 @@ fn join(queue: &Queue, lease: &Heartbeat, progress: OnProgress<'_>) -> Result<Jo
     let (mut texts, mut latents) = (0, 0);
     for shard in &shards {
         for tensor in &shard.tensors {
-            let place = TensorLocation { shard: shard.file.name.clone(), name: tensor.name.clone() };
-            match (shard.file.name.starts_with(TEXTS), tensor.role) {
+            let (shard, name) = (shard.file.name.clone(), tensor.name.clone());
+            let place = TensorLocation { shard, name, xxh3: tensor.piece.sum };
+            match (place.shard.starts_with(TEXTS), tensor.role) {
                 (true, _) => {
                     texts += 1;
                     known.texts.insert(tensor.key.to_owned(), place);

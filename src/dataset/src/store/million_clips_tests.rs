@@ -43,8 +43,11 @@ fn a_million_clips_are_opened_in_seconds() {
     let key = |n: usize| format!("{:032x}", (n as u128).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835));
     write_shards(&data, "latents", clips, &[1, 2, 1, 1], &id);
     write_shards(&data, "texts", clips, &[1, 2], &key);
-    let place =
-        |kind: &str, n: usize, name| TensorLocation { shard: format!("{kind}-{:05}.safetensors", n / PER_SHARD), name };
+    let place = |kind: &str, n: usize, name| TensorLocation {
+        shard: format!("{kind}-{:05}.safetensors", n / PER_SHARD),
+        name,
+        xxh3: crate::TensorSum::of(&[0; 4]),
+    };
     let line = |n: usize| Line {
         id: id(n),
         source: format!("/data/videos/{}", id(n)).into(),

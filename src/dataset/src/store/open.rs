@@ -4,10 +4,10 @@
 
 use super::index::{Head, INDEX, Lines, bad, malformed};
 use super::spec::StoreSpec;
-use crate::DatasetInfo;
 use crate::index::{DTYPES, check_text, wrong_count};
 use crate::open::Latents;
 use crate::table::{Slot, SourceFile, Table, TensorKind};
+use crate::{DatasetInfo, TensorSum};
 use camino::{Utf8Path, Utf8PathBuf};
 use recipe::Model;
 use rundir::{ErrorCode, Failure};
@@ -41,6 +41,8 @@ struct BriefPlace<'a> {
     shard: Cow<'a, str>,
     #[serde(borrow)]
     name: Cow<'a, str>,
+    #[serde(default)]
+    xxh3: Option<TensorSum>,
 }
 
 /// A tensor that the index names. `name` and `name_len` are the place of its name in [`Names::names`].
@@ -51,6 +53,7 @@ struct Wanted {
     name: u64,
     /// The index of its slot: latents first, then texts, then the empty caption.
     target: u64,
+    sum: Option<TensorSum>,
     line: u32,
     drawn: bool,
 }
@@ -77,7 +80,7 @@ impl Names {
         };
         let (name, name_len) = (self.names.len() as u64, place.name.len() as u32);
         self.names.push_str(&place.name);
-        self.wanted.push(Wanted { shard, name_len, name, target, line: line as u32, drawn });
+        self.wanted.push(Wanted { shard, name_len, name, target, sum: place.xxh3, line: line as u32, drawn });
     }
 
     fn name(&self, wanted: &Wanted) -> &str {
@@ -144,7 +147,8 @@ fn read(data: &Utf8Path, spec: &StoreSpec, model: &Model) -> Result<BriefIndex, 
     }
     if let Some(empty) = &head.empty_text {
         hash.update(head.empty_key.as_bytes());
-        let place = BriefPlace { shard: empty.shard.as_str().into(), name: empty.name.as_str().into() };
+        let place =
+            BriefPlace { shard: empty.shard.as_str().into(), name: empty.name.as_str().into(), xxh3: empty.xxh3 };
         names.add(&place, clips * (1 + segments), 1, false);
     }
     let fingerprint = format!("{:016x}", hash.digest());
@@ -174,8 +178,8 @@ struct StoredTensors {
 struct InShard {
     bytes: u64,
     kinds: Vec<TensorKind>,
-    /// For each tensor: [`Wanted::target`], its index in `kinds`, and its offset in the shard.
-    slots: Vec<(u64, usize, u64)>,
+    /// For each tensor: [`Wanted::target`], its index in `kinds`, and its offset and checksum.
+    slots: Vec<(u64, usize, u64, Option<TensorSum>)>,
 }
 
 /// Finds all tensors, shard by shard, in threads.
@@ -210,7 +214,7 @@ fn find(data: &Utf8Path, path: &Utf8Path, index: &BriefIndex, latents: Latents<'
     let mut found = StoredTensors {
         files: Vec::with_capacity(results.len()),
         kinds: Vec::new(),
-        slots: vec![Slot::new(0, 0, 0); names.wanted.len()],
+        slots: vec![Slot::new(0, 0, 0, None); names.wanted.len()],
     };
     for (number, result) in results {
         let InShard { bytes, kinds, slots } = result?;
@@ -224,8 +228,8 @@ fn find(data: &Utf8Path, path: &Utf8Path, index: &BriefIndex, latents: Latents<'
             })
             .collect();
         found.files.push(SourceFile { path: data.join(&names.shards[number]), bytes });
-        for (target, kind, begin) in slots {
-            found.slots[target as usize] = Slot::new(number, kinds[kind], begin);
+        for (target, kind, begin, sum) in slots {
+            found.slots[target as usize] = Slot::new(number, kinds[kind], begin, sum);
         }
     }
     Ok(found)
@@ -267,7 +271,7 @@ fn in_shard(
                 found.kinds.len() - 1
             }
         };
-        found.slots.push((wanted.target, kind, info.begin));
+        found.slots.push((wanted.target, kind, info.begin, wanted.sum));
     }
     Ok(found)
 }

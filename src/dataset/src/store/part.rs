@@ -5,6 +5,7 @@
 //! have checksums of their tensors.
 
 use super::index::{cannot_write, unreadable};
+use crate::TensorSum;
 use camino::{Utf8Path, Utf8PathBuf};
 use rundir::Failure;
 use serde::{Deserialize, Serialize};
@@ -14,7 +15,6 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use weights::Dtype;
-use xxhash_rust::xxh3::xxh3_64;
 
 /// A tensor to store.
 #[derive(Debug, Clone, Copy)]
@@ -75,8 +75,9 @@ pub(super) struct Piece {
     pub shape: Vec<usize>,
     pub begin: u64,
     pub len: u64,
-    /// XXH3 of the bytes.
-    pub sum: String,
+    /// The checksum of the bytes; `None` for a hash of 0.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sum: Option<TensorSum>,
 }
 
 /// A part file that this worker writes.
@@ -125,7 +126,7 @@ impl Part {
                 shape: tensor.shape.to_vec(),
                 begin: at,
                 len,
-                sum: sum(tensor.bytes),
+                sum: TensorSum::of(tensor.bytes),
             });
             at += len;
         }
@@ -205,10 +206,6 @@ fn is_intact(work: &Utf8Path, entry: &Entry) -> bool {
     entry.tensors.iter().all(|piece| {
         let fits = piece.begin.checked_add(piece.len).is_some_and(|end| end <= size);
         let mut bytes = vec![0; if fits { piece.len as usize } else { 0 }];
-        fits && file.read_exact_at(&mut bytes, piece.begin).is_ok() && sum(&bytes) == piece.sum
+        fits && file.read_exact_at(&mut bytes, piece.begin).is_ok() && TensorSum::of(&bytes) == piece.sum
     })
-}
-
-fn sum(bytes: &[u8]) -> String {
-    format!("{:016x}", xxh3_64(bytes))
 }

@@ -157,7 +157,7 @@ fn processes(gpus: &Gpus, leave_out: &str, fail: Fail<'_>) -> CheckResult {
     let apps: Vec<String> = gpus.apps.rows.iter().filter_map(describe).collect();
     if !apps.is_empty() {
         let why = format!("its GPUs are in use: {}", apps.join("; "));
-        let fix = format!("end orphan processes (vidtui kill --pattern), {leave_out}, {WAIVE}");
+        let fix = format!("end orphan processes (vidtui kill --pattern REGEX), {leave_out}, {WAIVE}");
         return fail(ErrorCode::CheckFailed, why, &fix);
     }
     let cannot = "cannot list the processes on its GPUs";
@@ -188,7 +188,7 @@ fn memory(plan: &LaunchPlan, gpus: &[GpuSample], ranks: usize, leave_out: &str, 
             ErrorCode::CheckFailed,
             format!("GPU memory is in use: {}", used.join(", ")),
             &format!(
-                "end the processes that hold it (vidtui kill --pattern), {leave_out}, or waive this check: --waive 'GPU memory'"
+                "end the processes that hold it (vidtui kill --pattern REGEX), {leave_out}, or waive this check: --waive 'GPU memory'"
             ),
         );
     }

@@ -9,6 +9,7 @@ use crate::seeds::{Purpose, bits};
 use camino::Utf8Path;
 use dit::family::Family;
 use dit::objective::Objective;
+use health::SkippedSteps;
 use recipe::{Mesh, Recipe};
 use rundir::{BaseWeights, Checkpoint, EventKind, Failure, RunDir, RunId, StartFrom, TrainState};
 use std::time::Instant;
@@ -113,7 +114,7 @@ impl<F: Family, O: Objective> Trainer<F, O> {
             ema.updates = state.ema_updates;
         }
         self.progress.step = state.step;
-        self.progress.bad_steps = state.bad_steps;
+        self.skipped = SkippedSteps::restored(state.step, state.skipped_steps, state.bad_steps);
         self.progress.saved = (*run == self.id).then_some(state.step);
         self.base = checkpoint.manifest.base.clone();
         Ok((state, checkpoint.manifest.mesh))

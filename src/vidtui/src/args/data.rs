@@ -18,6 +18,8 @@ pub enum DataCommand {
     Show(DataShowArgs),
     /// Shows which clips go into which bucket of a recipe, what is thrown away and why, and the memory and batches of each bucket
     Buckets(DataBucketsArgs),
+    /// Reads every latent and text of a data set, compares their checksums, and lists the clips that are damaged
+    Verify(DataVerifyArgs),
     /// Removes the shards of a data set that its index no longer names, unless a run reads the data set
     Prune(DataPruneArgs),
     /// Encodes videos and captions to latents and texts, in a run on this machine or on many nodes. Encodes only what is new
@@ -276,6 +278,21 @@ pub struct DataShowArgs {
     pub output: JsonArgs,
 }
 
+/// `vidtui data verify`.
+#[derive(Debug, clap::Args)]
+pub struct DataVerifyArgs {
+    /// The folder of the data set
+    pub data: Utf8PathBuf,
+    /// Leaves out the clips that use a damaged latent or text. The next encode of their videos encodes them again
+    #[arg(long)]
+    pub drop: bool,
+    /// Records the checksums of latents and texts that have none, because an earlier version wrote them
+    #[arg(long)]
+    pub record: bool,
+    #[command(flatten)]
+    pub output: JsonArgs,
+}
+
 /// `vidtui data prune`.
 #[derive(Debug, clap::Args)]
 pub struct DataPruneArgs {
@@ -304,6 +321,9 @@ pub struct DataImportArgs {
     /// Channels of a latent. A file with twice as many holds means and log-variances, and latents are sampled from those
     #[arg(long, default_value_t = 16, value_name = "N")]
     pub channels: usize,
+    /// Leaves out clips whose latent or text has values that are NaN or infinite, instead of refusing the import
+    #[arg(long)]
+    pub drop_not_finite: bool,
     /// Replaces an earlier import at TARGET
     #[arg(long)]
     pub force: bool,

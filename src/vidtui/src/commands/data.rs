@@ -6,15 +6,16 @@ use crate::commands::transfer::Transfer;
 use crate::output;
 use crate::workspace::Workspace;
 use ::dataset::store::{remove_unused, unused_shards};
-use ::dataset::{ImportRequest, Imported, plan_import, store_folder};
+use ::dataset::{ImportRequest, Imported, NotFiniteClip, NotFiniteClips, plan_import, store_folder};
 use camino::Utf8Path;
 use rundir::{ErrorCode, Failure};
 
 /// Imports the latents and texts that another program prepared as torch pickles.
 pub fn import(args: &DataImportArgs) -> Result<(), CommandError> {
-    let DataImportArgs { index, target, root, channels, force, .. } = args;
-    let request =
-        ImportRequest { index: index.clone(), root: root.clone(), target: target.clone(), channels: *channels };
+    let DataImportArgs { index, target, root, channels, drop_not_finite, force, .. } = args;
+    let not_finite = if *drop_not_finite { NotFiniteClips::Drop } else { NotFiniteClips::Refuse };
+    let (index, root, target) = (index.clone(), root.clone(), target.clone());
+    let request = ImportRequest { index, root, target, channels: *channels, not_finite };
     let plan = plan_import(&request)?;
     let mut transfer = Transfer::begin();
     let done = plan.execute(*force, &mut |progress| transfer.step(progress));
@@ -23,7 +24,12 @@ pub fn import(args: &DataImportArgs) -> Result<(), CommandError> {
     if args.output.json {
         return output::json(&done);
     }
-    let Imported { index, samples, files, bytes } = done;
+    let Imported { index, samples, files, bytes, dropped } = done;
+    if !dropped.is_empty() {
+        let clip = |clip: &NotFiniteClip| format!("'{}'", clip.id);
+        let (count, clips) = (units::counted(dropped.len(), "clip"), units::listed(&dropped, 5, clip));
+        eprintln!("left out {count} with values that are NaN or infinite: {clips}");
+    }
     eprintln!(
         "{} in {}, {}; set data.index to the index below",
         units::counted(samples, "sample"),

@@ -152,6 +152,16 @@ fn shown(data: &Utf8Path, summary: &Summary) -> String {
             }
         }),
     ];
+    if summary.without_checksum > 0 {
+        rows.push((
+            "checksums".into(),
+            format!(
+                "{} {} none, so damage to them is not found; record them: vidtui data verify {data} --record",
+                units::counted(summary.without_checksum, "clip"),
+                if summary.without_checksum == 1 { "has" } else { "have" }
+            ),
+        ));
+    }
     if let Some(condition) = &spec.condition {
         rows.push(("condition".into(), condition.in_words()));
     }
@@ -222,7 +232,7 @@ fn clip_shown(clip: &Line, extra_shapes: &BTreeMap<String, String>) -> String {
         ("stored in".into(), format!("{}, tensor {}", clip.latent.shard, clip.latent.name)),
         ("latent key".into(), clip.latent_key.clone()),
     ];
-    rows.extend(clip.extra.iter().map(|(role, TensorLocation { shard, name })| {
+    rows.extend(clip.extra.iter().map(|(role, TensorLocation { shard, name, .. })| {
         let shape = extra_shapes.get(role).map_or("", String::as_str);
         (role.clone(), format!("{shape}, in {shard}, tensor {name}"))
     }));

@@ -10,6 +10,7 @@ mod data;
 mod data_buckets;
 mod data_check;
 mod data_show;
+mod data_verify;
 pub mod encode;
 mod export;
 mod fetch;
@@ -91,6 +92,7 @@ pub fn run(args: &Args) -> Result<End, CommandError> {
         Command::Data(DataCommand::Import(args)) => data::import(args),
         Command::Data(DataCommand::Show(args)) => data_show::run(args),
         Command::Data(DataCommand::Buckets(args)) => data_buckets::run(&workspace, args),
+        Command::Data(DataCommand::Verify(args)) => data_verify::run(args),
         Command::Data(DataCommand::Prune(args)) => data::prune(&workspace, args),
         Command::Fetch(args) => fetch::run(args),
         Command::Data(DataCommand::Encode(args)) => encode::encode(&workspace, args),

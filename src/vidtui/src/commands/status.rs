@@ -65,6 +65,10 @@ pub fn facts(summary: &RunSummary, findings: &[Finding], goodput: Option<&Goodpu
         progress += &format!(", {} left", units::duration(left));
     }
     facts.push((if run.task() == Task::Train { "step" } else { "done" }, progress));
+    if summary.skipped_steps > 0 {
+        let count = units::counted(summary.skipped_steps as usize, "step");
+        facts.push(("skipped", format!("{count}, because the loss or the gradient was not finite")));
+    }
     if let Some(EncodeStages { probe, decode, vae, text }) = summary.stages {
         let stages = [("probe", probe), ("decode", decode), ("VAE", vae), ("text", text)];
         facts.extend(stages.map(|(name, stage)| (name, stage_in_words(&stage))));

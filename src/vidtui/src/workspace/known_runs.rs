@@ -22,7 +22,7 @@ pub struct KnownRun {
 }
 
 /// The values of a recipe that the findings use.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct RecipeValues {
     /// The size of a checkpoint in bytes, computed.
     pub checkpoint_bytes: u64,
@@ -30,6 +30,10 @@ pub struct RecipeValues {
     pub checkpoint_interval: u64,
     /// `log.spike`: how many median absolute deviations above the median a loss is a spike.
     pub spike: f64,
+    /// `optimizer.lr`; `None` for a command.
+    pub lr: Option<f64>,
+    /// The data sets.
+    pub data: Vec<String>,
 }
 
 impl KnownRun {
@@ -39,16 +43,19 @@ impl KnownRun {
     }
 
     /// Returns the values of the recipe that the findings use; `None` if the recipe cannot be read, for example one of another version.
-    pub fn values(&self) -> Option<RecipeValues> {
-        *self.values.get_or_init(|| {
+    pub fn values(&self) -> Option<&RecipeValues> {
+        let values = self.values.get_or_init(|| {
             let recipe = self.run.recipe().ok()?;
             let checkpoint_bytes = recipe.cost().checkpoint_bytes;
             Some(RecipeValues {
                 checkpoint_bytes,
                 checkpoint_interval: recipe.checkpoint.interval,
                 spike: recipe.log.spike,
+                lr: (!self.run.is_command()).then_some(recipe.optimizer.lr),
+                data: recipe.data.all().iter().map(|set| set.index.to_string()).collect(),
             })
-        })
+        });
+        values.as_ref()
     }
 }
 

@@ -1,7 +1,7 @@
 //! The runs in the runs folder: look-up by name, summaries and findings.
 
 use super::Workspace;
-use super::known_runs::KnownRun;
+use super::known_runs::{KnownRun, RecipeValues};
 use crate::command_error::CommandError;
 use camino::Utf8Path;
 use health::{Disk, Evidence, Finding};
@@ -114,7 +114,10 @@ impl Workspace {
 
     /// Returns the findings about a run, the most urgent first.
     pub fn findings(&self, summary: &RunSummary, facts: &RunFacts) -> Vec<Finding> {
-        let Some(attempt) = facts.attempt.as_ref().filter(|_| !summary.state.is_end()) else { return Vec::new() };
+        let Some(attempt) = facts.attempt.as_ref() else { return Vec::new() };
+        if summary.state.is_end() {
+            return past_findings(summary, facts);
+        }
         let own_s = rundir::now_s();
         let now_s = self.samples.now_s(&summary.dir, facts, own_s);
         let mut nodes = self.samples.of(&summary.dir, facts, own_s).to_vec();
@@ -135,20 +138,8 @@ impl Workspace {
         };
         let disk = checkpoint_bytes.zip(free_bytes);
         let disk = disk.map(|(checkpoint_bytes, free_bytes)| Disk { free_bytes, checkpoint_bytes });
-        let mut found = health::findings(&Evidence {
-            run: summary.run.id.as_str(),
-            now_s,
-            state: &summary.state,
-            facts,
-            metrics: &facts.newest.metrics,
-            events: &facts.newest.events,
-            checkpoint: summary.checkpoint.as_ref(),
-            checkpoint_interval: values.map_or(0, |values| values.checkpoint_interval),
-            // A recipe of another version may be unreadable. Then use the default of `log.spike`.
-            spike: values.map_or(10.0, |values| values.spike),
-            disk,
-            nodes: &nodes,
-        });
+        let evidence = evidence(summary, facts, values, now_s);
+        let mut found = health::findings(&Evidence { disk, nodes: &nodes, ..evidence });
         self.samples.complete(&summary.dir, &mut found, now_s);
         found
     }
@@ -165,6 +156,43 @@ impl Workspace {
         runs.sort_by(|a, b| a.run.created_s.total_cmp(&b.run.created_s));
         (runs, unreadable)
     }
+}
+
+/// Returns the evidence that needs neither nodes nor disks.
+fn evidence<'a>(
+    summary: &'a RunSummary,
+    facts: &'a RunFacts,
+    values: Option<&'a RecipeValues>,
+    now_s: f64,
+) -> Evidence<'a> {
+    Evidence {
+        run: summary.run.id.as_str(),
+        now_s,
+        state: &summary.state,
+        facts,
+        metrics: &facts.newest.metrics,
+        events: &facts.newest.events,
+        checkpoint: summary.checkpoint.as_ref(),
+        checkpoint_interval: values.map_or(0, |values| values.checkpoint_interval),
+        // A recipe of another version may be unreadable. Then use the default of `log.spike`.
+        spike: values.map_or(10.0, |values| values.spike),
+        lr: values.and_then(|values| values.lr),
+        data: values.map_or(&[], |values| &values.data),
+        disk: None,
+        nodes: &[],
+    }
+}
+
+/// Returns the findings about a run that has ended. Few such runs have any, so the recipe is parsed only if the most sensitive value of
+/// `log.spike` gives findings.
+fn past_findings(summary: &RunSummary, facts: &RunFacts) -> Vec<Finding> {
+    let now_s = rundir::now_s();
+    let any = Evidence { spike: f64::MIN_POSITIVE, ..evidence(summary, facts, None, now_s) };
+    if health::findings(&any).is_empty() {
+        return Vec::new();
+    }
+    let known = KnownRun::new(summary.run.clone());
+    health::findings(&evidence(summary, facts, known.values(), now_s))
 }
 
 /// Returns the newest of some runs. Ids sort by the minute only; the file has the exact time.
