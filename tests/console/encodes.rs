@@ -115,6 +115,19 @@ fn an_encode_into_the_folder_of_a_live_encode_is_refused_before_anything_is_writ
 }
 
 #[test]
+fn an_encode_is_refused_while_another_command_prepares_one_in_the_folder() {
+    let site = site();
+    let data = site.root.join("encoded");
+    fs::create_dir(&data).unwrap();
+    let other = fs::File::open(&data).unwrap();
+    other.lock().unwrap();
+    assert_eq!(site.error(&words("--local 1 --dry-run")), (1, "already-exists".to_owned()));
+    assert_eq!(data.read_dir_utf8().unwrap().count(), 0);
+    drop(other);
+    site.succeeds(&words("--local 1 --dry-run --max-dropped 100%"));
+}
+
+#[test]
 fn options_for_listing_videos_are_refused_with_a_manifest() {
     let site = site();
     site.succeeds(&["data", "check", "clips", "--out", "clips.jsonl"]);

@@ -151,6 +151,27 @@ fn weights_with_a_missing_tensor_are_refused() {
 }
 
 #[test]
+fn files_in_the_folder_of_out_are_replaced_only_with_force() {
+    let site = TestSite::new();
+    model(&site, "model", &[]);
+    site.write("videos/001.json", "{}");
+    site.write("videos/002.mp4", "of another run, with more prompts");
+    let sample = |more: &[&str]| {
+        let prompts = ["sample", "model", "--prompt", "a rabbit", "--out", "videos", "--dry-run"];
+        site.vidtui(&[&prompts[..], more].concat())
+    };
+    assert_eq!(sample(&[]).code, 0);
+    let refused = sample(&["--prompt", "a kite"]);
+    assert_eq!((refused.code, refused.stderr.contains("001.json")), (1, true), "{}", refused.stderr);
+    assert_eq!(sample(&["--prompt", "a kite", "--force"]).code, 0);
+    assert_eq!(
+        site.vidtui(&["sample", "model", "--prompt", "a", "--force", "--dry-run"]).code,
+        2,
+        "--force needs --out"
+    );
+}
+
+#[test]
 fn prompts_sizes_and_images_that_cannot_be_sampled_are_refused() {
     let site = TestSite::new();
     model(&site, "model", &[]);

@@ -128,10 +128,10 @@ impl Settings {
     /// The settings or the secrets file are not valid, or other users can access the secrets file. No error contains a secret.
     pub fn of_user() -> Result<Option<Self>, Failure> {
         let Some(path) = Self::user_file() else { return Ok(None) };
-        match std::fs::read_to_string(&path) {
+        match rundir::read_text(&path) {
             Ok(text) => Self::parse(&path, &text).map(Some),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(source) => Err(rundir::Error::Io { action: "read", path, source }.into()),
+            Err(error) if error.is_not_found() => Ok(None),
+            Err(error) => Err(error.into()),
         }
     }
 

@@ -85,7 +85,7 @@ impl Hostfile {
     pub fn parse(text: &str) -> Result<Hostfile, HostfileError> {
         let mut entries: Vec<Entry> = Vec::new();
         let mut line_of: BTreeMap<NodeId, usize> = BTreeMap::new();
-        for (line, text) in (1..).zip(text.trim_start_matches('\u{feff}').lines()) {
+        for (line, text) in (1..).zip(text.lines()) {
             let read = read_line(text).map_err(|(why, fix)| HostfileError { line: Some(line), why, fix })?;
             for entry in read.into_iter().map(|entry| Entry { line, ..entry }) {
                 if let Some(first) = line_of.insert(entry.node.clone(), line) {

@@ -7,8 +7,10 @@ use tokenizer::{SCENE_END, SCENE_START, Tokenizer};
 use video::FrameChoice;
 use weights::{EncoderFiles, Peak, T5Config, VaeConfig, t5_memory, vae_memory};
 
+use crate::lost::{LostClips, LostIn};
 use crate::store::{
-    BucketsSpec, ConditionSpec, FrameSpec, PictureSpec, Plan, Quarantined, StoreSpec, TextSpec, VaeSpec, plan_encode,
+    BucketsSpec, ConditionSpec, FrameSpec, PictureSpec, Plan, Quarantined, Queue, StoreSpec, TextSpec, VaeSpec,
+    plan_encode,
 };
 use crate::{Assigner, BucketClips, ClipManifest};
 
@@ -139,10 +141,27 @@ impl EncodeInputs {
     /// Plans the encode: which items are reused, new or stale. Reads all weights to hash them, and writes nothing.
     ///
     /// # Errors
-    /// The weights or the existing data set cannot be read.
+    /// The weights or the existing data set cannot be read, or too many clips failed in an earlier encode and are left out.
     pub fn plan(&self) -> Result<Plan, Failure> {
-        let quarantined = if self.recipe.encode.retry_failed { Quarantined::Retry } else { Quarantined::Skip };
-        plan_encode(&self.recipe.encode.out, &self.manifest, &self.spec()?, quarantined)
+        let encode = &self.recipe.encode;
+        let quarantined = if encode.retry_failed { Quarantined::Retry } else { Quarantined::Skip };
+        let plan = plan_encode(&encode.out, &self.manifest, &self.spec()?, quarantined)?;
+        let failed = plan.quarantined.iter().map(|(item, failure)| (item.name.as_str(), failure));
+        let lost = LostClips {
+            all: self.manifest.clips.len(),
+            excluded: self.manifest.excluded().count(),
+            failed: failed.collect(),
+        };
+        lost.refuse(LostIn::EarlierEncode, encode.max_dropped)?;
+        Ok(plan)
+    }
+
+    /// Refuses the results of an encode whose work is done if too many clips failed. Call it before [`Queue::finish`].
+    ///
+    /// # Errors
+    /// As [`Queue::refuse_if_lost`].
+    pub fn refuse_if_lost(&self, queue: &Queue) -> Result<(), Failure> {
+        queue.refuse_if_lost(self.manifest.excluded().count(), self.recipe.encode.max_dropped)
     }
 
     /// Returns the sizes of the outputs and the memory that the encode needs. With buckets, the size of a latent is the mean over all

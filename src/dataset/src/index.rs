@@ -84,13 +84,14 @@ impl Index {
 
     /// Reads an index file as [`Index::open`] does, with paths relative to the folder `root`.
     pub(crate) fn open_in(path: &Utf8Path, folder: &Utf8Path) -> Result<Self, Failure> {
-        let text = fs::read(path).map_err(|e| unreadable(path, &e))?;
+        let bytes = fs::read(path).map_err(|e| unreadable(path, &e))?;
+        let text = text_file::decode(bytes).map_err(|not| rundir::Error::not_text(path, not))?;
         let mut samples = Vec::new();
-        for (n, line) in text.split(|b| *b == b'\n').enumerate() {
+        for (n, line) in text.split('\n').enumerate() {
             if line.trim_ascii().is_empty() {
                 continue;
             }
-            let raw: RawSample = serde_json::from_slice(line).map_err(|e| bad_line(path, n + 1, &e))?;
+            let raw: RawSample = serde_json::from_str(line).map_err(|e| bad_line(path, n + 1, &e))?;
             if raw.text_chunk_emb.is_empty() {
                 return Err(Failure::new(
                     ErrorCode::InvalidDataset,

@@ -12,6 +12,7 @@ mod encoders;
 mod import;
 mod index;
 mod layouts;
+mod lost;
 mod manifest;
 mod open;
 pub mod order;

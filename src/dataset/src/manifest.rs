@@ -57,7 +57,12 @@ impl ClipManifest {
     /// names this line.
     pub fn read(path: &Utf8Path) -> Result<Self, Failure> {
         let io = |error| Failure::from(rundir::Error::io("read", path, error));
-        let mut lines = BufReader::new(File::open(path).map_err(io)?);
+        let mut file = BufReader::new(File::open(path).map_err(io)?);
+        // A manifest that an editor saved may begin with a byte order mark; all others are read line by line.
+        let mut lines: Box<dyn BufRead> = match file.fill_buf().map_err(io)?.first() {
+            Some(b'{') => Box::new(file),
+            _ => Box::new(io::Cursor::new(rundir::read_text(path)?)),
+        };
         let mut line = Vec::new();
         lines.read_until(b'\n', &mut line).map_err(io)?;
         let header = read_header(path, &line)?;
@@ -87,18 +92,42 @@ impl ClipManifest {
 
     /// Returns whether the first line of a file is the header of a manifest, of any schema.
     pub fn is_one(path: &Utf8Path) -> bool {
-        let first =
-            File::open(path).and_then(|file| BufReader::new(file.take(LONGEST_HEADER)).lines().next().transpose());
-        let header = first.ok().flatten().and_then(|line| serde_json::from_str::<serde_json::Value>(&line).ok());
+        let mut begin = Vec::new();
+        let read = File::open(path).and_then(|file| file.take(LONGEST_HEADER).read_to_end(&mut begin));
+        let text = read.ok().and_then(|_| text_file::utf8(begin).ok()).unwrap_or_default();
+        let header = text.split(|byte| *byte == b'\n').next();
+        let header = header.and_then(|line| serde_json::from_slice::<serde_json::Value>(line).ok());
         header.is_some_and(|header| header["format"] == FORMAT)
+    }
+
+    /// Checks that no file of the user would be replaced, such as the table that the manifest is made from. A manifest may be replaced.
+    ///
+    /// # Errors
+    /// [`ErrorCode::AlreadyExists`] if there is a file that is not a manifest.
+    pub fn refuse_to_replace(path: &Utf8Path) -> Result<(), Failure> {
+        let is_file_of_user =
+            path.metadata().is_ok_and(|about| about.is_file() && about.len() > 0) && !Self::is_one(path);
+        if !is_file_of_user {
+            return Ok(());
+        }
+        Err(Failure::new(
+            ErrorCode::AlreadyExists,
+            format!("cannot write the manifest {path}"),
+            "the file exists, and it is not a manifest",
+            "choose another name or folder, or move the file away",
+        ))
     }
 
     /// Writes the manifest under a temporary name, then renames it. Equal manifests give equal bytes.
     ///
     /// # Errors
-    /// The file cannot be written, for instance on a full disk. An existing manifest is then unchanged.
+    /// The file cannot be written, for instance on a full disk; an existing manifest is then unchanged. Or the file exists and is not a
+    /// manifest.
     pub fn write(&self, path: &Utf8Path) -> Result<(), Failure> {
-        let partial = path.with_file_name(format!(".{}.partial", path.file_name().unwrap_or("manifest")));
+        Self::refuse_to_replace(path)?;
+        // Another check or encode may write the same manifest at the same time.
+        let process = std::process::id();
+        let partial = path.with_file_name(format!(".{}.{process}.partial", path.file_name().unwrap_or("manifest")));
         let write = || -> io::Result<()> {
             let mut file = BufWriter::new(File::create(&partial)?);
             write_line(&mut file, &self.header)?;
@@ -290,6 +319,35 @@ mod tests {
         assert_eq!(read.clips[0].excluded, Some(ExclusionReason::Other));
         std::fs::write(&path, header.replace("\"schema\":1", "\"schema\":2")).unwrap();
         assert_eq!(ClipManifest::read(&path).unwrap_err().code, ErrorCode::NewerFormat);
+    }
+
+    #[test]
+    fn a_manifest_replaces_a_manifest_and_no_other_file() {
+        let (_keep, folder) = temp();
+        let path = folder.join("metadata.jsonl");
+        let table = "{\"video\": \"a.mp4\", \"caption\": \"a cat\"}\n";
+        std::fs::write(&path, table).unwrap();
+        assert_eq!(manifest(&folder, 0, 1).write(&path).unwrap_err().code, ErrorCode::AlreadyExists);
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), table);
+        std::fs::write(&path, "").unwrap();
+        manifest(&folder, 0, 1).write(&path).unwrap();
+        manifest(&folder, 0, 2).write(&path).unwrap();
+        assert_eq!(ClipManifest::read(&path).unwrap().clips.len(), 2);
+    }
+
+    #[test]
+    fn a_manifest_that_an_editor_saved_is_read() {
+        let (_keep, folder) = temp();
+        let path = folder.join("manifest.jsonl");
+        let written = manifest(&folder, 0, 2);
+        written.write(&path).unwrap();
+        let text = format!("\u{feff}{}", std::fs::read_to_string(&path).unwrap());
+        let utf16 = text.encode_utf16().flat_map(u16::to_le_bytes).collect();
+        for bytes in [text.into_bytes(), utf16] {
+            std::fs::write(&path, bytes).unwrap();
+            assert!(ClipManifest::is_one(&path));
+            assert_eq!(ClipManifest::read(&path).unwrap(), written);
+        }
     }
 
     #[test]

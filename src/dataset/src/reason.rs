@@ -69,7 +69,11 @@ pub enum ExclusionReason {
     /// The caption is empty.
     CaptionEmpty,
     /// The caption is not UTF-8.
-    CaptionNotUtf8,
+    CaptionNotUtf8 {
+        /// The line, the byte and the probable encoding; empty in manifests of earlier versions.
+        #[serde(default)]
+        why: String,
+    },
     /// The caption has too many characters.
     CaptionTooLong {
         /// Characters.
@@ -113,7 +117,7 @@ impl ExclusionReason {
             Self::NoBucket { misfit: Misfit::NotDrawn, .. } => "no bucket drawn",
             Self::CaptionMissing => "no caption",
             Self::CaptionEmpty => "empty caption",
-            Self::CaptionNotUtf8 => "caption not UTF-8",
+            Self::CaptionNotUtf8 { .. } => "caption not UTF-8",
             Self::CaptionTooLong { .. } => "caption too long",
             Self::ListedTwice { .. } => "listed twice",
             Self::DoubledFile { .. } => "doubled file",
@@ -129,7 +133,8 @@ impl fmt::Display for ExclusionReason {
             Self::NotAVideo { what: why }
             | Self::Unsupported { why }
             | Self::Unreadable { why }
-            | Self::Truncated { why } => write!(f, "{why}"),
+            | Self::Truncated { why }
+            | Self::CaptionNotUtf8 { why } => write!(f, "{why}"),
             Self::TooShort { frames, needed, span_s, needed_s } => {
                 write!(f, "{frames} of {needed} frames")?;
                 needed_s.map_or(Ok(()), |needed_s| write!(f, ", {span_s:.2} of {needed_s:.2} s"))
@@ -149,7 +154,6 @@ impl fmt::Display for ExclusionReason {
             | Self::OneFrame
             | Self::CaptionMissing
             | Self::CaptionEmpty
-            | Self::CaptionNotUtf8
             | Self::Other => Ok(()),
         }
     }

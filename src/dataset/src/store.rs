@@ -31,6 +31,7 @@ mod plan;
 mod queue;
 mod queue_file;
 mod range;
+mod refuse;
 mod spec;
 #[cfg(test)]
 mod tests;

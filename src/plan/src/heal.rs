@@ -97,6 +97,7 @@ fn would_repeat(code: ErrorCode) -> bool {
             | ErrorCode::InvalidSecrets
             | ErrorCode::InvalidMesh
             | ErrorCode::InvalidDataset
+            | ErrorCode::TooManyDropped
             | ErrorCode::UnsupportedModel
             | ErrorCode::TensorMismatch
             | ErrorCode::NotFound
@@ -141,8 +142,8 @@ mod tests {
 
     #[test]
     fn a_failure_that_would_repeat_is_not_healed() {
-        use ErrorCode::{DiskFull, InvalidDataset, NotFinite, OutOfMemory, WeightsDiffer};
-        for code in [OutOfMemory, InvalidDataset, DiskFull, NotFinite, WeightsDiffer] {
+        use ErrorCode::{DiskFull, InvalidDataset, NotFinite, OutOfMemory, TooManyDropped, WeightsDiffer};
+        for code in [OutOfMemory, InvalidDataset, TooManyDropped, DiskFull, NotFinite, WeightsDiffer] {
             let decision = heal_decision(&settings(4), &failed(1, 10, code), &[], 0.0);
             assert!(matches!(decision, HealDecision::End(failure) if failure.code == code));
         }

@@ -20,10 +20,16 @@ pub(crate) struct File {
 impl File {
     /// Reads a file. `noun` names it in errors: `recipe`, `curriculum`.
     pub fn read(path: &Utf8Path, noun: &str) -> Result<File, RecipeError> {
-        let text = std::fs::read_to_string(path).map_err(|error| {
-            let fix = beside(path).unwrap_or_else(|| format!("check the path of the {noun}"));
+        let bytes = std::fs::read(path).map_err(|error| {
+            // Only for a name that does not exist do the names beside it help.
+            let names = if error.kind() == std::io::ErrorKind::NotFound { beside(path) } else { None };
+            let fix = names.unwrap_or_else(|| format!("check the path and the permissions of the {noun}"));
             let kind = RecipeErrorKind::Io(error.kind());
             RecipeError::new(kind, format!("cannot read {noun} {path}"), error.to_string(), fix)
+        })?;
+        let text = text_file::decode(bytes).map_err(|not| {
+            let (what, fix) = (format!("cannot read {noun} {path}"), not.fix(path.as_str()));
+            RecipeError::new(RecipeErrorKind::NotToml, what, not.to_string(), fix)
         })?;
         File::parse(path, noun, &text)
     }
@@ -90,7 +96,7 @@ fn line_of(text: &str, byte: usize) -> usize {
 
 /// Returns the comment at the beginning of a file in one line, without `#`, up to its first empty line.
 pub fn first_comment(text: &str) -> String {
-    let lines = text.trim_start_matches('\u{feff}').lines().map(str::trim).skip_while(|line| line.is_empty());
+    let lines = text.lines().map(str::trim).skip_while(|line| line.is_empty());
     let comment = lines.map_while(|line| line.strip_prefix('#')).map(|line| line.trim_start_matches('#').trim());
     comment.take_while(|line| !line.is_empty()).collect::<Vec<_>>().join(" ")
 }
@@ -155,6 +161,24 @@ mod tests {
         assert_eq!(file.line("train.steps.deeper"), 4);
         assert_eq!(file.place("base", "y.toml".into()), "x.toml:1");
         assert_eq!(file.place("train.steps", "x.toml".into()), "line 4");
+    }
+
+    #[test]
+    fn a_recipe_of_another_encoding_is_read_or_refused_with_its_line() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = Utf8Path::from_path(folder.path()).unwrap().join("x.toml");
+        let read = |bytes: &[u8]| {
+            std::fs::write(&path, bytes).unwrap();
+            File::read(&path, "recipe")
+        };
+        let utf16: Vec<u8> = "\u{feff}name = 'é'\r\n".encode_utf16().flat_map(u16::to_le_bytes).collect();
+        for bytes in [&utf16[..], "\u{feff}name = 'é'\n".as_bytes()] {
+            let file = read(bytes).unwrap();
+            assert_eq!((file.table["name"].as_str(), file.line("name")), (Some("é"), 1));
+        }
+        let error = read(b"name = 'x'\n# caf\xe9\n").unwrap_err();
+        assert_eq!(error.kind, RecipeErrorKind::NotToml);
+        assert!(error.why.contains("line 2") && error.fix.contains("iconv -f LATIN1"), "{error}");
     }
 
     #[test]

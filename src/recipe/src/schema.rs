@@ -306,7 +306,7 @@ pub static SCHEMA: &[Key] = &[
     optional("encode.text_len", int(1, 4096), DefaultValue::Int(226), "tokens of a caption; longer captions are cut, shorter ones padded"),
     optional("encode.decoders", int(0, 256), DefaultValue::Int(0), "clips that each rank decodes ahead of the VAE; each needs the memory of its frames; 0: the CPU threads of the rank, at least 2"),
     optional("encode.retry_failed", Kind::Bool, DefaultValue::Bool(false), "retries clips that failed in an earlier encode into the same folder"),
-    optional("encode.max_dropped", FRACTION, DefaultValue::Float(0.05), "share of the clips that may be dropped, from 0 to below 1; a manifest that excludes more is refused; 0: no clip may be dropped"),
+    optional("encode.max_dropped", Kind::Float(Bounds::Share), DefaultValue::Float(0.05), "share of the clips that may be dropped, from 0 to 1; an encode that would lose more, by its manifest or by clips that fail, is refused, and one without any clip always; 0: no clip may be dropped"),
 
     required("train.steps", int(1, MANY), "optimizer steps of the whole run"),
     optional("train.epochs", int(0, 1_000_000), DefaultValue::Int(0), "passes over the data sets instead of train.steps; 0: train.steps is set"),

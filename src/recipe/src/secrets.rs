@@ -40,7 +40,11 @@ impl Secrets {
                 format!("run `chmod 600 {path}`; replace the secrets if other users have logins on this machine"),
             ));
         }
-        Self::parse(&fs::read_to_string(path).map_err(io)?).map_err(|(line, why)| {
+        let text = text_file::decode(fs::read(path).map_err(io)?).map_err(|not| {
+            // The details would show a part of a value.
+            error(RecipeErrorKind::Secrets, format!("line {} is not UTF-8", not.line), not.fix(path.as_str()))
+        })?;
+        Self::parse(&text).map_err(|(line, why)| {
             let fix = "write one KEY=value per line; lines that begin with '#' are ignored";
             error(RecipeErrorKind::Secrets, format!("line {line} {why}"), fix.into())
         })
@@ -115,7 +119,7 @@ mod tests {
         let open = refused("KEY=hush\n", 0o640).unwrap_err();
         assert_eq!(open.kind, RecipeErrorKind::Secrets);
         assert!(open.why.contains("0640") && open.fix.contains(&format!("chmod 600 {path}")), "{open}");
-        for text in ["hush", "A B=hush", "RANK=hush"] {
+        for text in ["hush", "A B=hush", "RANK=hush", "A=hush\0"] {
             let error = refused(&format!("OK=1\n{text}\n"), 0o600).unwrap_err();
             assert_eq!(error.kind, RecipeErrorKind::Secrets);
             assert!(error.why.contains("line 2") && !error.to_string().contains("hush"), "{error}");

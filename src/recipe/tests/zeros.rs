@@ -131,7 +131,10 @@ fn with(key: &Key, value: &str) -> Recipe {
 }
 
 fn accepts_zero(key: &Key) -> bool {
-    matches!(key.kind, Kind::Int { min: ..=0, .. } | Kind::Float(Bounds::NotNegative | Bounds::Fraction))
+    matches!(
+        key.kind,
+        Kind::Int { min: ..=0, .. } | Kind::Float(Bounds::NotNegative | Bounds::Fraction | Bounds::Share)
+    )
 }
 
 #[test]

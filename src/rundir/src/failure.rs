@@ -6,6 +6,7 @@ use recipe::{RecipeError, RecipeErrorKind};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::io;
+use text_file::NotText;
 
 use crate::ErrorCode;
 
@@ -150,6 +151,14 @@ pub enum Error {
         /// The fault, with the line if it is known.
         why: String,
     },
+    /// A file is neither UTF-8 nor UTF-16.
+    #[error("cannot read {path}: {why}")]
+    NotText {
+        /// The file.
+        path: Utf8PathBuf,
+        /// The first fault.
+        why: NotText,
+    },
     /// A newer version wrote the file.
     #[error("cannot read {path}: written by a newer vidtui ({key} {found}; this one reads {known})")]
     Newer {
@@ -212,6 +221,11 @@ impl Error {
     /// Makes an [`Error::Io`].
     pub fn io(action: &'static str, path: &Utf8Path, source: io::Error) -> Self {
         Self::Io { action, path: path.to_owned(), source }
+    }
+
+    /// Makes an [`Error::NotText`].
+    pub fn not_text(path: &Utf8Path, why: NotText) -> Self {
+        Self::NotText { path: path.to_owned(), why }
     }
 
     pub(crate) fn malformed(path: &Utf8Path, why: impl Into<String>) -> Self {
@@ -302,6 +316,10 @@ impl From<Error> for Failure {
                 "restore the file, which vidtui never edits after writing it, or remove the folder that contains it"
                     .into(),
             ),
+            Error::NotText { path, why } => {
+                let fix = why.fix(path.as_str());
+                split(ErrorCode::Malformed, format!("cannot read {path}"), why.to_string(), fix)
+            }
             Error::Newer { path, key, found, known } => split(
                 ErrorCode::NewerFormat,
                 format!("cannot read {path}"),

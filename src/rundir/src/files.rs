@@ -26,9 +26,13 @@ pub fn read_toml<T: Versioned>(path: &Utf8Path) -> Result<T, Error> {
     parse_toml(path, &read_text(path)?)
 }
 
-pub(crate) fn read_text(path: &Utf8Path) -> Result<String, Error> {
+/// Reads a text file, as users and this program write them: UTF-8, or UTF-16 with a byte order mark.
+///
+/// # Errors
+/// [`Error::Io`], or [`Error::NotText`] with the line, the encoding and the command that converts the file.
+pub fn read_text(path: &Utf8Path) -> Result<String, Error> {
     let bytes = fs::read(path).map_err(|e| Error::io("read", path, e))?;
-    String::from_utf8(bytes).map_err(|e| Error::malformed(path, format!("not UTF-8: {}", e.utf8_error())))
+    text_file::decode(bytes).map_err(|why| Error::not_text(path, why))
 }
 
 pub(crate) fn parse_toml<T: Versioned>(path: &Utf8Path, text: &str) -> Result<T, Error> {
@@ -197,8 +201,11 @@ mod tests {
     #[test]
     fn a_file_that_is_not_utf_8_is_refused() {
         let (_keep, run) = temp();
-        fs::write(run.root.join("a.toml"), [0xff, 0xfe, 0x00]).unwrap();
+        fs::write(run.root.join("a.toml"), b"schema = 1 # caf\xe9\n").unwrap();
         let error = read_toml::<Attempt>(&run.root.join("a.toml")).unwrap_err();
-        assert!(matches!(error, Error::Malformed { .. }), "{error}");
+        assert!(matches!(error, Error::NotText { .. }), "{error}");
+        let failure = Failure::from(error);
+        assert_eq!(failure.code, ErrorCode::Malformed);
+        assert!(failure.fix.contains("iconv -f LATIN1"), "{failure}");
     }
 }

@@ -1,11 +1,12 @@
 //! Samples: the videos that a run made from its weights, each with a sidecar that describes how it was made.
 
 use crate::files::{present, read_text};
-use crate::{Error, Run, RunDir, SCHEMA, write_atomic};
+use crate::{Error, Run, RunDir, RunId, SCHEMA, write_atomic};
 use camino::{Utf8Path, Utf8PathBuf};
 use recipe::Task;
 use serde::{Deserialize, Serialize};
-use std::fs;
+use std::fs::{self, OpenOptions};
+use std::io::{ErrorKind, Write};
 
 /// The sidecar of a sample, which describes how it was made: `samples/step-00000120/000.json` beside `000.mp4`.
 ///
@@ -102,12 +103,79 @@ pub enum SampleFolder {
     },
 }
 
+/// The file in a folder of the user that holds the id of the run which writes its samples there.
+const CLAIM: &str = ".vidtui-samples";
+
+/// The result of claiming a folder for the samples of a run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SampleClaim {
+    /// The run has it now.
+    New,
+    /// The run had it before.
+    Own,
+    /// A run with this id has it.
+    Other(String),
+}
+
 impl SampleFolder {
     /// Returns the video of a sample; its sidecar has the same name with the extension `json`.
     pub fn video(&self, step: u64, index: usize) -> Utf8PathBuf {
         match self {
             Self::OfRun(run) => run.sample_video(step, index),
             Self::Named { folder, .. } => folder.join(format!("{index:03}.mp4")),
+        }
+    }
+
+    /// Returns the files of these prompts in a folder of the user: videos, sidecars and folders of frames. The list is empty for the folder
+    /// of a run, which no other run uses.
+    pub fn existing(&self, indices: impl Iterator<Item = usize>) -> Vec<Utf8PathBuf> {
+        let Self::Named { .. } = self else { return Vec::new() };
+        let files = indices.flat_map(|index| {
+            let video = self.video(0, index);
+            [video.with_extension("json"), video.with_extension(""), video]
+        });
+        files.filter(|path| path.symlink_metadata().is_ok()).collect()
+    }
+
+    /// Claims a folder of the user for a run until [`Self::release`], so that two runs at a time do not replace each other's samples. The
+    /// folder of a run is always its own.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if the folder cannot be written.
+    pub fn claim(&self, run: &RunId) -> Result<SampleClaim, Error> {
+        let Self::Named { folder, .. } = self else { return Ok(SampleClaim::Own) };
+        fs::create_dir_all(folder).map_err(|error| Error::io("create", folder, error))?;
+        let path = folder.join(CLAIM);
+        match OpenOptions::new().write(true).create_new(true).open(&path) {
+            Ok(mut file) => {
+                file.write_all(run.as_str().as_bytes()).map_err(|error| Error::io("write", &path, error))?;
+                Ok(SampleClaim::New)
+            }
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => match read_text(&path)? {
+                found if found == run.as_str() => Ok(SampleClaim::Own),
+                found => Ok(SampleClaim::Other(found)),
+            },
+            Err(error) => Err(Error::io("create", &path, error)),
+        }
+    }
+
+    /// Claims a folder for a run, whichever run had it.
+    ///
+    /// # Errors
+    /// As [`Self::claim`].
+    pub fn take_over(&self, run: &RunId) -> Result<(), Error> {
+        let Self::Named { folder, .. } = self else { return Ok(()) };
+        fs::create_dir_all(folder).map_err(|error| Error::io("create", folder, error))?;
+        write_atomic(&folder.join(CLAIM), run.as_str().as_bytes())
+    }
+
+    /// Ends the claim of a run.
+    pub fn release(&self, run: &RunId) {
+        let Self::Named { folder, .. } = self else { return };
+        let path = folder.join(CLAIM);
+        if read_text(&path).is_ok_and(|found| found == run.as_str()) {
+            // A claim that stays names an ended run, which is no obstacle.
+            let _ = fs::remove_file(&path);
         }
     }
 
@@ -251,6 +319,32 @@ mod tests {
         // An earlier run with more prompts made the third video.
         assert_eq!(named.list().unwrap(), [sample(120, 1)]);
         assert_eq!(run.list_samples().unwrap(), []);
+    }
+
+    #[test]
+    fn a_folder_of_the_user_belongs_to_one_run_at_a_time_and_its_files_are_known() {
+        let (folder, run) = temp();
+        let out = Utf8PathBuf::from_path_buf(folder.path().join("deep/videos")).unwrap();
+        let named = SampleFolder::Named { folder: out.clone(), prompts: 2 };
+        let [a, b] = ["2026-11-20T0340-sample-k7f2", "2026-11-20T0341-sample-k7f3"].map(|id| RunId::parse(id).unwrap());
+        assert_eq!(named.claim(&a).unwrap(), SampleClaim::New);
+        assert_eq!(named.claim(&a).unwrap(), SampleClaim::Own);
+        assert_eq!(named.claim(&b).unwrap(), SampleClaim::Other(a.to_string()));
+        named.release(&b);
+        assert_eq!(named.claim(&b).unwrap(), SampleClaim::Other(a.to_string()));
+        named.take_over(&b).unwrap();
+        assert_eq!(named.claim(&b).unwrap(), SampleClaim::Own);
+        named.release(&b);
+        assert_eq!(fs::read_dir(&out).unwrap().count(), 0);
+        for name in ["000.mp4", "001.json", "002.mp4"] {
+            fs::write(out.join(name), b"").unwrap();
+        }
+        fs::create_dir(out.join("001")).unwrap();
+        assert_eq!(named.existing(0..2), ["000.mp4", "001.json", "001"].map(|name| out.join(name)));
+        assert_eq!(
+            (SampleFolder::OfRun(run.clone()).existing(0..2), SampleFolder::OfRun(run).claim(&a).unwrap()),
+            (vec![], SampleClaim::Own)
+        );
     }
 
     #[test]

@@ -38,19 +38,16 @@ impl Specials {
     /// lists none, returns those of T5.
     pub fn read(folder: &Utf8Path, pieces: usize) -> Result<Self, Failure> {
         let path = folder.join(CONFIG);
-        let text = match std::fs::read(&path) {
+        let text = match rundir::read_text(&path) {
             Ok(text) => text,
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Self::of_t5(pieces)),
-            Err(e) => {
-                let fix = format!("check its permissions: ls -l {path}");
-                return Err(Failure::new(ErrorCode::of_io(&e), format!("cannot read {path}"), e.to_string(), fix));
-            }
+            Err(error) if error.is_not_found() => return Ok(Self::of_t5(pieces)),
+            Err(error) => return Err(error.into()),
         };
         let bad = |why: String| {
             let fix = "copy the tokenizer/ folder again from where the model came";
             Failure::new(ErrorCode::Malformed, format!("cannot use {path}"), why, fix)
         };
-        let config: Value = serde_json::from_slice(&text).map_err(|e| bad(format!("it is not JSON: {e}")))?;
+        let config: Value = serde_json::from_str(&text).map_err(|e| bad(format!("it is not JSON: {e}")))?;
         if let Some(class) = config["tokenizer_class"].as_str().filter(|class| !class.starts_with("T5Tokenizer")) {
             let why = format!("it configures a {class}, expected a T5Tokenizer");
             let fix = "give the tokenizer/ folder of a CogVideoX model";

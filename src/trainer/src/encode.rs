@@ -83,8 +83,8 @@ pub enum Left {
 /// Encodes as one rank of an attempt until no work remains or a stop is requested.
 ///
 /// # Errors
-/// The inputs are invalid, the data set cannot be written, or the device failed. A single clip that cannot be encoded is
-/// recorded and is not an error.
+/// The inputs are invalid, the data set cannot be written, the device failed, or more clips failed than the recipe accepts. A single
+/// clip that cannot be encoded is recorded and is not an error.
 pub fn encode(rank: &Rank<'_>) -> Result<Finish, Failure> {
     let stop = Stop::new(rank)?;
     let inputs = EncodeInputs::open(rank.recipe)?;
@@ -104,6 +104,7 @@ pub fn encode(rank: &Rank<'_>) -> Result<Finish, Failure> {
         let left_texts = texts.work(&queue, &stop)?;
         let left_clips = clips.work(&queue, &stop)?;
         if (left_texts, left_clips) == (Left::Nothing, Left::Nothing) {
+            inputs.refuse_if_lost(&queue)?;
             let exact = queue.progress().ok().map(queue::counts);
             match queue.finish(&mut |_| ControlFlow::Continue(()))? {
                 QueueFinish::Joined(_) => {

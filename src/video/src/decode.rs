@@ -12,7 +12,7 @@ use crate::frames::Frames;
 use crate::geometry::{Fit, Picture};
 use crate::pictures::decode_picture;
 use crate::programs::Programs;
-use crate::source::{APART, FRAME_KEY, VideoFile, ended_well, frame_filters, frame_pts};
+use crate::source::{APART, FRAME_KEY, VideoFile, frame_filters, frame_pts};
 
 /// The maximum number of runs of consecutive frames in one command, which keeps the command line below its limit.
 const MAX_RUNS: usize = 4096;
@@ -101,7 +101,7 @@ impl Programs {
             None => complaints.add(line),
         })
         .map_err(|stop| about(path, failures::stopped(&self.ffmpeg, stop)))?;
-        ended_well(path, done.status, &complaints)?;
+        self.ended_well(path, done.status, &complaints)?;
         if let Some(&pts) = missing.first() {
             let (count, first) = (missing.len(), source.probe.seconds(pts));
             return Err(

@@ -138,8 +138,36 @@ pub(crate) fn about(path: &Utf8Path, failure: Failure) -> Failure {
     Failure { what: format!("cannot read {path}"), why: format!("{}: {}", failure.what, failure.why), ..failure }
 }
 
-/// Returns the failure of a program that a signal ended.
-pub(crate) fn killed(path: &Utf8Path, program: &str, status: ExitStatus) -> Option<Failure> {
+/// The exit codes with which a shell, the dynamic linker and container programs report that a program did not start. ffmpeg and ffprobe
+/// never end with them.
+const NOT_STARTED: [i32; 2] = [126, 127];
+
+/// Returns the failure of a program that ended without having looked at its input: its libraries are missing, or it is no program.
+pub(crate) fn not_started(program: &Utf8Path, status: ExitStatus, complaints: &Complaints) -> Option<Failure> {
+    let code = status.code().filter(|code| NOT_STARTED.contains(code))?;
+    let name = program.file_name().unwrap_or(program.as_str());
+    let why = match complaints.lines.is_empty() {
+        true => format!("{program} ended with exit code {code}"),
+        false => format!("{program} ended with exit code {code}: {}", complaints.shown()),
+    };
+    Some(Failure::new(ErrorCode::ProgramMissing, format!("cannot start {name}"), why, repair_hint(program)))
+}
+
+/// Returns the hint for a program that is installed and does not start.
+pub(crate) fn repair_hint(program: &Utf8Path) -> String {
+    format!("run `{program} -version` to see the reason, then {}", install_hint())
+}
+
+/// Returns the failure of a program that did not start or that a signal ended.
+pub(crate) fn not_run(
+    path: &Utf8Path,
+    program: &Utf8Path,
+    status: ExitStatus,
+    complaints: &Complaints,
+) -> Option<Failure> {
+    if let Some(failure) = not_started(program, status, complaints) {
+        return Some(failure);
+    }
     let signal = status.signal()?;
     let why = format!("{program} was ended by signal {signal}");
     let fix = "look for `Out of memory` in the kernel's log (dmesg); use fewer decoders, or more memory";

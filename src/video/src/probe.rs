@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::child::{self, Run};
 use crate::colour::{Colour, Hdr, Matrix};
-use crate::failures::{self, ClipError, ClipFault, Complaints, about, check_file, damaged, killed, unusable};
+use crate::failures::{self, ClipError, ClipFault, Complaints, about, check_file, damaged, not_run, unusable};
 use crate::frame_folder::FRAMES;
 use crate::pictures::PICTURE;
 use crate::programs::Programs;
@@ -131,7 +131,7 @@ impl Asked {
         let mut complaints = Complaints::default();
         let done = child::run(command, &run, None, &mut |line| complaints.add(line))
             .map_err(|stop| about(path, failures::stopped(&programs.ffprobe, stop)))?;
-        if let Some(failure) = killed(path, "ffprobe", done.status) {
+        if let Some(failure) = not_run(path, &programs.ffprobe, done.status, &complaints) {
             return Err(failure.into());
         }
         if !done.status.success() {

@@ -9,8 +9,8 @@ use rundir::{ErrorCode, Failure};
 
 use crate::cancel::Cancel;
 use crate::child::{self, Run};
-use crate::failures;
-use crate::install::{VARIABLES, install_hint};
+use crate::failures::{self, Complaints};
+use crate::install::VARIABLES;
 
 /// The limit on the time without progress. A network file system may need almost this long to recover.
 const SILENT_LIMIT: Duration = Duration::from_secs(60);
@@ -70,8 +70,16 @@ impl Programs {
     /// # Errors
     /// `ProgramMissing` with the command that installs them.
     pub fn check(&self) -> Result<String, Failure> {
-        self.answer(&self.ffprobe, &["-version"])?;
+        self.check_ffprobe()?;
         Ok(self.abilities()?.version.clone())
+    }
+
+    /// Checks that ffprobe starts.
+    ///
+    /// # Errors
+    /// `ProgramMissing` with the command that installs it.
+    pub fn check_ffprobe(&self) -> Result<(), Failure> {
+        self.answer(&self.ffprobe, &["-version"]).map(drop)
     }
 
     /// Returns whether ffmpeg can convert high dynamic range.
@@ -129,12 +137,19 @@ impl Programs {
         let mut command = command(program);
         command.args(args);
         let run = Run { limit: self.silent_limit, cancel: &self.cancel, max_bytes: MAX_ANSWER, capacity: 0 };
-        let done = child::run(command, &run, None, &mut |_| ()).map_err(|stop| failures::stopped(program, stop))?;
+        let mut complaints = Complaints::default();
+        let done = child::run(command, &run, None, &mut |line| complaints.add(line))
+            .map_err(|stop| failures::stopped(program, stop))?;
         if done.status.success() {
             return Ok(String::from_utf8_lossy(&done.bytes).into_owned());
         }
-        let why = format!("`{program} {}` ended with {}", args.join(" "), done.status);
-        Err(Failure::new(ErrorCode::ProgramMissing, format!("cannot use {program}"), why, install_hint()))
+        if let Some(failure) = failures::not_started(program, done.status, &complaints) {
+            return Err(failure);
+        }
+        let why = format!("`{program} {}` ended with {}: {}", args.join(" "), done.status, complaints.shown());
+        let name = program.file_name().unwrap_or(program.as_str());
+        let fix = failures::repair_hint(program);
+        Err(Failure::new(ErrorCode::ProgramMissing, format!("cannot use {name}"), why, fix))
     }
 }
 

@@ -8,7 +8,7 @@ use rundir::Failure;
 use serde_json::Value;
 
 use crate::child::{self, Run};
-use crate::failures::{self, ClipError, Complaints, about, damaged, killed};
+use crate::failures::{self, ClipError, Complaints, about, damaged, not_run};
 use crate::frame_folder;
 use crate::pictures::{is_picture, picture};
 use crate::probe::{self, Asked, Probe};
@@ -169,20 +169,25 @@ impl Programs {
             }
         })
         .map_err(|stop| about(path, failures::stopped(&self.ffmpeg, stop)))?;
-        ended_well(path, done.status, &complaints)
+        self.ended_well(path, done.status, &complaints)
     }
-}
 
-/// Checks that ffmpeg succeeded and logged no error.
-pub(crate) fn ended_well(path: &Utf8Path, status: ExitStatus, complaints: &Complaints) -> Result<(), ClipError> {
-    if let Some(failure) = killed(path, "ffmpeg", status) {
-        return Err(failure.into());
+    /// Checks that ffmpeg succeeded and logged no error.
+    pub(crate) fn ended_well(
+        &self,
+        path: &Utf8Path,
+        status: ExitStatus,
+        complaints: &Complaints,
+    ) -> Result<(), ClipError> {
+        if let Some(failure) = not_run(path, &self.ffmpeg, status, complaints) {
+            return Err(failure.into());
+        }
+        if complaints.count == 0 && status.success() {
+            return Ok(());
+        }
+        let shown = if complaints.count == 0 { status.to_string() } else { complaints.shown() };
+        Err(damaged(path, format!("ffmpeg: {shown}")))
     }
-    if complaints.count == 0 && status.success() {
-        return Ok(());
-    }
-    let shown = if complaints.count == 0 { status.to_string() } else { complaints.shown() };
-    Err(damaged(path, format!("ffmpeg: {shown}")))
 }
 
 /// Returns the filters that write a line with the time stamp of each frame, in units of the stream's time base.

@@ -109,6 +109,9 @@ impl Programs {
         let mut complaints = Complaints::default();
         let done = child::run(command, &run, Some(&mut next), &mut |line| complaints.add(line))
             .map_err(|stop| failures::stopped(&self.ffmpeg, stop))?;
+        if let Some(failure) = failures::not_started(&self.ffmpeg, done.status, &complaints) {
+            return Err(failure);
+        }
         if done.status.success() && complaints.count == 0 {
             return Ok(None);
         }

@@ -211,7 +211,7 @@ fn bases_of(file: &Utf8Path) -> Vec<Utf8PathBuf> {
 }
 
 fn recipe_view(path: &Utf8Path, builds_on_it: usize) -> RecipeView {
-    let about = std::fs::read_to_string(path).map(|text| recipe::first_comment(&text)).unwrap_or_default();
+    let about = rundir::read_text(path).map(|text| recipe::first_comment(&text)).unwrap_or_default();
     let loaded = recipe::load(path, &[]);
     // A base may lack keys that the recipes built on it set. Any other error in a base is an error of these recipes too.
     let lacks = [RecipeErrorKind::MissingKey, RecipeErrorKind::BrokenRule, RecipeErrorKind::Mesh];

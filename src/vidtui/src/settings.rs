@@ -106,15 +106,14 @@ impl Settings {
     /// The file cannot be read or is not valid.
     pub fn of_user() -> Result<Self, Failure> {
         let Some(path) = Self::user_file() else { return Ok(Self::default()) };
-        match std::fs::read_to_string(&path) {
+        match rundir::read_text(&path) {
             Ok(text) => Self::parse(&path, &text),
-            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+            Err(rundir::Error::Io { source, .. })
+                if matches!(source.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) =>
+            {
                 Ok(Self::default())
             }
-            Err(error) => {
-                let fix = "make it a readable UTF-8 file, or remove it";
-                Err(Failure::new(ErrorCode::of_io(&error), format!("cannot read {path}"), error.to_string(), fix))
-            }
+            Err(error) => Err(error.into()),
         }
     }
 

@@ -244,10 +244,7 @@ pub(crate) fn read_text(path: &Utf8Path) -> Result<String, Failure> {
             "check the path",
         ));
     }
-    let bytes =
-        fs::read(path).map_err(|e| Failure::new(ErrorCode::Io, what(), e.to_string(), "check its permissions"))?;
-    String::from_utf8(bytes)
-        .map_err(|e| Failure::new(ErrorCode::Malformed, what(), e.to_string(), "copy it again from where it came"))
+    Ok(rundir::read_text(path)?)
 }
 
 /// Returns the model that a configuration describes.

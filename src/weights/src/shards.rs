@@ -169,8 +169,8 @@ fn open_index(path: &Utf8Path) -> Result<Shards, Failure> {
     if fs::metadata(path).map_err(io)?.len() > MAX_INDEX {
         return Err(bad(format!("its size is over the limit of {MAX_INDEX} bytes")));
     }
-    let text = fs::read(path).map_err(io)?;
-    let index: Index = serde_json::from_slice(&text).map_err(|e| bad(e.to_string()))?;
+    let text = rundir::read_text(path)?;
+    let index: Index = serde_json::from_str(&text).map_err(|e| bad(e.to_string()))?;
     if index.weight_map.is_empty() {
         return Err(bad("it lists no tensors".into()));
     }

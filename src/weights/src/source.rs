@@ -394,7 +394,7 @@ fn model_table(folder: &Utf8Path) -> Result<Option<toml::Table>, Failure> {
     let bad = |why: String| {
         Failure::new(ErrorCode::Malformed, format!("cannot use {path}"), why, "convert the weights again")
     };
-    let text = std::fs::read_to_string(&path).map_err(|e| bad(e.to_string()))?;
+    let text = rundir::read_text(&path)?;
     let table: toml::Table = text.parse().map_err(|e: toml::de::Error| bad(e.to_string()))?;
     match table.get("model") {
         Some(toml::Value::Table(section)) => Ok(Some(section.clone())),

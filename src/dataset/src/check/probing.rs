@@ -18,7 +18,9 @@ use std::thread;
 use std::time::Duration;
 
 /// The version of the rules of a probe. Cached results of other versions are ignored.
-const RULES: u32 = 3;
+const RULES: u32 = 4;
+/// The version whose videos are still valid. Its exclusions may be errors of an ffprobe that did not start.
+const RULES_WITH_VALID_VIDEOS: u32 = 3;
 /// The interval of progress reports while all workers wait for ffprobe.
 const TICK: Duration = Duration::from_millis(100);
 
@@ -82,6 +84,10 @@ pub(super) fn probe_all(
                 None => wanted.push((path, stamp)),
             },
         }
+    }
+    // A program that does not start would be a fault of every video.
+    if wanted.iter().any(|(path, _)| !video::is_picture(path) && !path.is_dir()) {
+        request.programs.check_ffprobe()?;
     }
     let total = paths.len();
     let mut progress = CheckProgress { done: total - wanted.len(), total, cached: results.cached };
@@ -170,7 +176,13 @@ fn read_kept(path: &Utf8Path) -> HashMap<Utf8PathBuf, Kept> {
     let Ok(file) = File::open(path) else { return HashMap::new() };
     let lines = BufReader::new(file).split(b'\n').map_while(Result::ok);
     let kept = lines.filter_map(|line| serde_json::from_slice::<Kept>(&line).ok());
-    kept.filter(|kept| kept.rules == RULES).map(|kept| (kept.path.clone(), kept)).collect()
+    kept.filter(Kept::is_valid).map(|kept| (kept.path.clone(), kept)).collect()
+}
+
+impl Kept {
+    fn is_valid(&self) -> bool {
+        self.rules == RULES || (self.rules == RULES_WITH_VALID_VIDEOS && matches!(self.found, ProbeResult::Video(_)))
+    }
 }
 
 fn open_kept(path: &Utf8Path) -> Result<LineAppender, String> {

@@ -2,8 +2,8 @@
 
 use super::CheckRequest;
 use super::probing::Results;
-use crate::layouts::{CaptionFault, SourceListing};
-use crate::{BucketClips, Clip, ClipManifest, ExclusionReason};
+use crate::layouts::{CaptionFault, Layout, SourceListing};
+use crate::{BucketClips, Clip, ClipManifest, ClipRow, ExclusionReason};
 use camino::{Utf8Path, Utf8PathBuf};
 use recipe::Bucket;
 use serde::Serialize;
@@ -171,6 +171,20 @@ impl Report {
         let mut notes = source.notes.clone();
         notes
             .extend(probed.not_kept.as_ref().map(|why| format!("the results were not kept for the next check: {why}")));
+        let not_utf8 = |row: &ClipRow| match row.caption {
+            Err(CaptionFault::NotUtf8(not)) => Some((row.origin.clone(), not)),
+            _ => None,
+        };
+        if let Some((origin, not)) = source.rows.iter().find_map(not_utf8) {
+            // The origin is a file of captions, or a place in a table or a list.
+            let name = match source.layout {
+                Layout::Pairs | Layout::Frames => origin.as_str(),
+                Layout::Lists | Layout::Table => origin.split(' ').next().unwrap_or_default(),
+            };
+            let given = &request.source.source;
+            let file = if given.is_dir() { given.join(name) } else { given.clone() };
+            notes.push(format!("{origin} is not UTF-8; {}", not.fix(file.as_str())));
+        }
         let frame_folders = count(&|clip| clip.frame_folder);
         if frame_folders > 0 {
             let folders = format!("{} of frames", units::counted(frame_folders, "folder"));
@@ -297,7 +311,7 @@ fn captions(manifest: &ClipManifest, source: &SourceListing, usable: &[&Clip], r
     Captions {
         missing: faults(CaptionFault::Missing),
         empty: faults(CaptionFault::Empty),
-        not_utf8: faults(CaptionFault::NotUtf8),
+        not_utf8: source.rows.iter().filter(|row| matches!(row.caption, Err(CaptionFault::NotUtf8(_)))).count(),
         too_long: manifest.excluded().filter(too_long).count(),
         doubled: seen.values().filter(|clips| **clips > 1).sum(),
         median_characters: characters.get(characters.len() / 2).copied().unwrap_or(0),

@@ -164,20 +164,22 @@ fn turned(mut mp4: Vec<u8>) -> Vec<u8> {
     mp4
 }
 
+/// Writes a program that takes the place of ffmpeg or ffprobe.
+fn program(path: &Utf8Path, script: &str) -> Utf8PathBuf {
+    use std::os::unix::fs::PermissionsExt;
+    fs::write(path, format!("#!/bin/sh\n{script}\n")).unwrap();
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+    path.to_owned()
+}
+
 #[test]
 fn rotated_and_10_bit_videos_are_used_and_hdr_videos_if_ffmpeg_can_tone_map() {
-    use std::os::unix::fs::PermissionsExt;
     let site = Site::new()
         .with("turned.mp4", turned(fs::read(material().join("long.mp4")).unwrap()))
         .with("turned.txt", "from a phone")
         .video("ten-bit.mp4", "ten-bit.mp4", "ten bits")
         .video("hdr.mp4", "hdr.mp4", "a bright light");
-    let program = |name: &str, script: &str| {
-        let path = site.path.join("..").join(name);
-        fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
-        path
-    };
+    let program = |name: &str, script: &str| program(&site.path.join("..").join(name), script);
     let with =
         |ffmpeg: Utf8PathBuf| checked(&CheckRequest { programs: Programs::at(ffmpeg, "ffprobe"), ..site.request() });
     let can = program("can", "echo ' ... zscale V->V x'; echo ' ... tonemap V->V x'");
@@ -275,7 +277,10 @@ fn captions_that_cannot_be_used_are_counted() {
         reasons["long.mp4"],
         Some(&ExclusionReason::CaptionTooLong { characters: 10_000, most: CAPTION_CHARACTERS })
     );
-    assert_eq!(reasons["bytes.mp4"], Some(&ExclusionReason::CaptionNotUtf8));
+    let Some(ExclusionReason::CaptionNotUtf8 { why }) = reasons["bytes.mp4"] else { panic!("{reasons:?}") };
+    assert!(why.contains("byte 4 (0xe9)"), "{why}");
+    let hint = checked.report.notes.iter().find(|note| note.contains("iconv")).expect("a note");
+    assert!(hint.contains("bytes.txt > "), "{hint}");
     assert_eq!(reasons["missing.mp4"], Some(&ExclusionReason::CaptionMissing));
     let captions = &checked.report.captions;
     assert_eq!((captions.empty, captions.missing, captions.not_utf8, captions.too_long), (1, 1, 1, 1));
@@ -473,7 +478,7 @@ fn an_interrupted_check_continues_with_the_rest() {
     // A torn line and lines of other versions are left out.
     let kept = fs::read_dir(site.cache()).unwrap().next().unwrap().unwrap().path();
     let text = fs::read_to_string(&kept).unwrap();
-    fs::write(&kept, text[..text.len() - 9].replacen("\"rules\":3", "\"rules\":2", 1)).unwrap();
+    fs::write(&kept, text[..text.len() - 9].replacen("\"rules\":4", "\"rules\":2", 1)).unwrap();
     assert_eq!(site.check().report.cached, 4);
 }
 
@@ -483,6 +488,31 @@ fn a_cache_that_cannot_be_written_is_noted() {
     let request = CheckRequest { cache: Some(site.path.join("a.mp4/cache")), ..site.request() };
     let checked = checked(&request);
     assert_eq!((checked.report.usable, checked.report.notes.len()), (1, 1));
+}
+
+#[test]
+fn a_program_that_does_not_start_ends_the_check_and_is_not_cached_as_a_fault_of_a_video() {
+    let site = Site::new().video("a.mp4", "long.mp4", "a").with("b.mp4", "no video").with("b.txt", "b");
+    // What the dynamic linker prints if a library of ffmpeg is missing.
+    let broken = program(
+        &site.path.with_file_name("broken"),
+        "echo 'ffprobe: error while loading shared libraries: libopenh264.so.5: cannot open shared object file' >&2; exit 127",
+    );
+    // The program breaks during the check.
+    let breaks = program(&site.path.with_file_name("breaks"), "[ \"$1\" = -version ] || exit 127");
+    for ffprobe in [broken, breaks] {
+        let request = CheckRequest { programs: Programs::at("ffmpeg", ffprobe), ..site.request() };
+        let failure = check(&request, &mut |_| ControlFlow::Continue(())).unwrap_err();
+        assert_eq!(failure.code, ErrorCode::ProgramMissing, "{failure}");
+    }
+    let repaired = site.check();
+    assert_eq!((repaired.report.cached, repaired.report.usable), (0, 1));
+    assert_eq!(site.check().report.cached, 2);
+    // An earlier version cached the faults of the program.
+    let kept = fs::read_dir(site.cache()).unwrap().next().unwrap().unwrap().path();
+    let text = fs::read_to_string(&kept).unwrap();
+    fs::write(&kept, text.replace("\"rules\":4", "\"rules\":3")).unwrap();
+    assert_eq!(site.check().report.cached, 1);
 }
 
 #[test]

@@ -152,8 +152,11 @@ fn of_factory(disk: &mut Files, folder: &Utf8Path, channels: usize) -> Result<Ve
         let text = only_tensor(disk, &text_file).and_then(checked_text);
         let text = text.map_err(|refused| cannot(&text_file, refused))?;
         // Training does not read the caption; `data show` prints it.
-        let caption = fs::read_to_string(folder.join("prompts").join(format!("{id}.txt"))).unwrap_or_default();
-        let caption = caption.trim().to_owned();
+        let caption = match rundir::read_text(&folder.join("prompts").join(format!("{id}.txt"))) {
+            Ok(caption) => caption.trim().to_owned(),
+            Err(error) if error.is_not_found() => String::new(),
+            Err(error) => return Err(error.into()),
+        };
         let image = match has_images {
             true => Some(image_of_factory(disk, &images.join(format!("{id}.pt")), &latent)?),
             false => None,

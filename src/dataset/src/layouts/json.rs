@@ -1,29 +1,29 @@
 //! Reads tables in JSON: a list of objects, one object per line, an object of objects, or an object with a caption for each path.
 
 use super::table::{Cell, Columns, Values, rows};
-use super::text::without_mark;
-use super::{ClipRow, SourceRequest, invalid, unreadable};
+use super::{ClipRow, SourceRequest, invalid, read_utf8};
 use crate::manifest::FORMAT;
 use camino::Utf8Path;
 use rundir::Failure;
 use serde_json::{Map, Value};
-use std::fs;
+use text_file::NotText;
 
-/// The text of a file, and whether the file is UTF-8. Other bytes are replaced by U+FFFD.
+/// The text of a file. Bytes that are not UTF-8 are replaced by U+FFFD.
 struct Document {
     text: String,
-    is_utf8: bool,
+    /// The first byte that is not UTF-8.
+    fault: Option<NotText>,
 }
 
 impl Document {
     fn read(path: &Utf8Path) -> Result<Self, Failure> {
-        let bytes = fs::read(path).map_err(|error| unreadable(path, error))?;
-        let text = String::from_utf8_lossy(without_mark(&bytes)).into_owned();
-        Ok(Self { is_utf8: std::str::from_utf8(&bytes).is_ok(), text })
+        let bytes = read_utf8(path)?;
+        let fault = text_file::check(&bytes).err();
+        Ok(Self { text: String::from_utf8_lossy(&bytes).into_owned(), fault })
     }
 
     fn object(&self, object: Map<String, Value>) -> Object {
-        Object { object, is_utf8: self.is_utf8 }
+        Object { object, fault: self.fault }
     }
 }
 
@@ -120,7 +120,7 @@ fn of_objects(
 
 struct Object {
     object: Map<String, Value>,
-    is_utf8: bool,
+    fault: Option<NotText>,
 }
 
 impl Values for Object {
@@ -128,7 +128,10 @@ impl Values for Object {
         match self.object.remove(column) {
             None | Some(Value::Null) => Cell::Null,
             // In a file that is not UTF-8, a replacement character marks the values with invalid bytes.
-            Some(Value::String(text)) if !self.is_utf8 && text.contains('\u{fffd}') => Cell::NotUtf8(text),
+            Some(Value::String(shown)) if shown.contains('\u{fffd}') => match self.fault {
+                Some(why) => Cell::NotUtf8 { shown, why },
+                None => Cell::Text(shown),
+            },
             Some(Value::String(text)) => Cell::Text(text),
             Some(Value::Number(number)) => number.as_f64().map_or(Cell::Null, Cell::Number),
             Some(texts) if is_texts(&texts) => {

@@ -1,11 +1,10 @@
 //! Two text files with the same number of lines: `prompts.txt` and `videos.txt`.
 
-use super::paths::{Located, locate};
-use super::text::{caption, without_mark};
-use super::{ClipRow, invalid, unreadable};
+use super::paths::{Located, locate_bytes};
+use super::text::caption;
+use super::{ClipRow, invalid, read_utf8};
 use camino::Utf8Path;
 use rundir::Failure;
-use std::fs;
 
 /// The names of the list of captions, in order of preference.
 pub(super) const CAPTIONS: [&str; 4] = ["prompts.txt", "captions.txt", "prompt.txt", "caption.txt"];
@@ -21,10 +20,9 @@ pub(super) fn find(folder: &Utf8Path, names: &[&'static str]) -> Option<&'static
 pub(super) fn read(folder: &Utf8Path, root: &Utf8Path, captions: &str, videos: &str) -> Result<Vec<ClipRow>, Failure> {
     let lines = |name: &str| -> Result<Vec<Vec<u8>>, Failure> {
         let path = folder.join(name);
-        let bytes = fs::read(&path).map_err(|error| unreadable(&path, error))?;
-        let bytes = without_mark(&bytes);
+        let bytes = read_utf8(&path)?;
         // A newline at the end of the file does not begin another line.
-        let bytes = bytes.strip_suffix(b"\n").unwrap_or(bytes);
+        let bytes = bytes.strip_suffix(b"\n").unwrap_or(&bytes);
         Ok(if bytes.is_empty() { vec![] } else { bytes.split(|byte| *byte == b'\n').map(<[u8]>::to_vec).collect() })
     };
     let (captions_of, videos_of) = (lines(captions)?, lines(videos)?);
@@ -40,9 +38,9 @@ pub(super) fn read(folder: &Utf8Path, root: &Utf8Path, captions: &str, videos: &
         ));
     }
     let row = |(number, (text, video)): (usize, (Vec<u8>, Vec<u8>))| {
-        let Located { name, path, excluded } = locate(root, &String::from_utf8_lossy(&video));
+        let Located { name, path, excluded } = locate_bytes(root, &video);
         let origin = format!("{captions} line {}", number + 1);
-        ClipRow { name, path, excluded, caption: caption(&text), origin, ..ClipRow::default() }
+        ClipRow { name, path, excluded, caption: caption(text), origin, ..ClipRow::default() }
     };
     Ok(captions_of.into_iter().zip(videos_of).enumerate().map(row).collect())
 }

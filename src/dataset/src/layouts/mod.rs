@@ -17,6 +17,7 @@ use crate::ExclusionReason;
 use camino::Utf8PathBuf;
 use rundir::{ErrorCode, Failure};
 use serde::Serialize;
+use text_file::NotText;
 
 pub use detect::{Layout, read_source};
 
@@ -92,7 +93,7 @@ pub enum CaptionFault {
     /// The caption is empty or white space.
     Empty,
     /// The caption is not UTF-8.
-    NotUtf8,
+    NotUtf8(NotText),
 }
 
 impl From<CaptionFault> for ExclusionReason {
@@ -100,7 +101,7 @@ impl From<CaptionFault> for ExclusionReason {
         match fault {
             CaptionFault::Missing => Self::CaptionMissing,
             CaptionFault::Empty => Self::CaptionEmpty,
-            CaptionFault::NotUtf8 => Self::CaptionNotUtf8,
+            CaptionFault::NotUtf8(not) => Self::CaptionNotUtf8 { why: not.to_string() },
         }
     }
 }
@@ -119,6 +120,12 @@ pub struct Stated {
 /// Makes the error for a source that is not a valid data set.
 fn invalid(what: impl Into<String>, why: impl Into<String>, fix: impl Into<String>) -> Failure {
     Failure::new(ErrorCode::InvalidDataset, what, why, fix)
+}
+
+/// Reads the bytes of a file of the user as UTF-8. Single captions may have bytes that are not.
+fn read_utf8(path: &camino::Utf8Path) -> Result<Vec<u8>, Failure> {
+    let bytes = std::fs::read(path).map_err(|error| unreadable(path, error))?;
+    Ok(text_file::utf8(bytes).map_err(|not| rundir::Error::not_text(path, not))?)
 }
 
 /// Makes the error for a file that cannot be read.

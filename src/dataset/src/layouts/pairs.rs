@@ -1,5 +1,6 @@
 //! Reads a folder in which each video, picture or folder of frames has its caption beside it: `clips/a.mp4` and `clips/a.txt`.
 
+use super::paths::on_disk;
 use super::text::caption_file;
 use super::{ClipRow, VIDEO_ENDINGS, invalid, unreadable};
 use crate::ExclusionReason;
@@ -55,7 +56,7 @@ impl Files {
     fn choose_folders(&mut self, root: &Utf8Path, found: Vec<PictureFolder>) {
         let videos: BTreeSet<Utf8PathBuf> = self.videos.iter().map(|path| path.with_extension("")).collect();
         for PictureFolder { path, with_caption, without_caption } in found {
-            let has_text = self.texts.contains(&text_of_folder(&path));
+            let has_text = self.texts.contains(&on_disk(text_of_folder(&path)));
             if path != root && has_text && with_caption == 0 && !videos.contains(&path) {
                 self.frame_folders.push(path.clone());
             } else {
@@ -107,7 +108,7 @@ impl Files {
             // Skip pictures without a caption, such as thumbnails of videos. A folder of frames can have many, so count them only.
             let all = pictures.len();
             pictures.retain(|path: &Utf8PathBuf| {
-                self.texts.contains(&path.with_extension("txt")) && !videos.contains(&path.with_extension(""))
+                self.texts.contains(&on_disk(path.with_extension("txt"))) && !videos.contains(&path.with_extension(""))
             });
             let (with_caption, without_caption) = (pictures.len(), all - pictures.len());
             found.push(PictureFolder { path: folder.to_owned(), with_caption, without_caption });
@@ -169,6 +170,7 @@ pub(super) fn rows_of(
 ) -> Result<(Vec<ClipRow>, BTreeSet<Utf8PathBuf>), Failure> {
     let (mut rows, mut texts) = (Vec::new(), BTreeSet::new());
     for (text, path) in paths {
+        let text = on_disk(text);
         let caption = caption_file(&text).map_err(|error| unreadable(&text, error))?;
         let below = |path: &Utf8Path| path.strip_prefix(folder).unwrap_or(path).to_string();
         rows.push(ClipRow { name: below(&path), origin: below(&text), caption, path, ..ClipRow::default() });

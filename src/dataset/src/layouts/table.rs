@@ -6,6 +6,7 @@ use super::{Caption, CaptionFault, ClipRow, SourceRequest, Stated, invalid};
 use crate::ExclusionReason;
 use camino::Utf8Path;
 use rundir::Failure;
+use text_file::NotText;
 use tokenizer::{SCENE_END, SCENE_START};
 
 /// The known names of the video column, in order of preference.
@@ -40,8 +41,13 @@ pub(super) enum Cell {
     Null,
     /// Text.
     Text(String),
-    /// Text that is not UTF-8; replacement characters stand for its invalid bytes.
-    NotUtf8(String),
+    /// Text that is not UTF-8.
+    NotUtf8 {
+        /// The text, with replacement characters in place of its invalid bytes.
+        shown: String,
+        /// The first fault.
+        why: NotText,
+    },
     /// Several texts.
     Texts(Vec<String>),
     /// A number.
@@ -51,16 +57,16 @@ pub(super) enum Cell {
 impl Cell {
     /// Makes a cell from the bytes of a text.
     pub(super) fn of_bytes(bytes: &[u8]) -> Self {
-        match std::str::from_utf8(bytes) {
-            Ok(text) => Self::Text(text.to_owned()),
-            Err(_) => Self::NotUtf8(String::from_utf8_lossy(bytes).into_owned()),
+        match text_file::decode(bytes.to_vec()) {
+            Ok(text) => Self::Text(text),
+            Err(why) => Self::NotUtf8 { shown: String::from_utf8_lossy(bytes).into_owned(), why },
         }
     }
 
     fn captions(self) -> Vec<Caption> {
         match self {
             Self::Null => vec![Err(CaptionFault::Missing)],
-            Self::NotUtf8(_) => vec![Err(CaptionFault::NotUtf8)],
+            Self::NotUtf8 { why, .. } => vec![Err(CaptionFault::NotUtf8(why))],
             Self::Text(text) => vec![clean(&text)],
             Self::Number(number) => vec![clean(&number.to_string())],
             Self::Texts(texts) if texts.is_empty() => vec![Err(CaptionFault::Missing)],
@@ -70,7 +76,7 @@ impl Cell {
 
     fn into_text(self) -> String {
         match self {
-            Self::Text(text) | Self::NotUtf8(text) => text,
+            Self::Text(text) | Self::NotUtf8 { shown: text, .. } => text,
             Self::Number(number) => number.to_string(),
             Self::Texts(texts) => texts.into_iter().next().unwrap_or_default(),
             Self::Null => String::new(),
@@ -81,7 +87,7 @@ impl Cell {
     fn flags(&self) -> Result<Vec<bool>, String> {
         let text = match self {
             Self::Null => return Ok(Vec::new()),
-            Self::Text(text) | Self::NotUtf8(text) => text.clone(),
+            Self::Text(text) | Self::NotUtf8 { shown: text, .. } => text.clone(),
             Self::Texts(texts) => texts.join(","),
             Self::Number(number) => number.to_string(),
         };
@@ -160,7 +166,10 @@ pub(super) trait Values {
 
 /// Makes the rows of a video, one per caption.
 pub(super) fn rows(root: &Utf8Path, columns: &Columns, origin: &str, values: &mut dyn Values) -> Vec<ClipRow> {
-    let Located { name, path, mut excluded } = locate(root, &values.take(&columns.video).into_text());
+    let Located { name, path, mut excluded } = match values.take(&columns.video) {
+        Cell::NotUtf8 { shown, .. } => Located::not_utf8(root, shown),
+        cell => locate(root, &cell.into_text()),
+    };
     let kind = values.take(KIND_COLUMN).into_text();
     if kind.eq_ignore_ascii_case("image") && !video::is_picture(&path) {
         let what = "the table marks it as an image, and its name does not end in png, jpg, jpeg or webp".into();

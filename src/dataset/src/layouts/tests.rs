@@ -42,6 +42,11 @@ fn rows(source: &SourceListing) -> Vec<(&str, Result<&str, CaptionFault>)> {
     source.rows.iter().map(|row| (row.name.as_str(), row.caption.as_deref().map_err(|fault| *fault))).collect()
 }
 
+/// The fault of a caption, or of a file of JSON.
+fn not_utf8(bytes: &[u8]) -> CaptionFault {
+    CaptionFault::NotUtf8(text_file::check(bytes).unwrap_err())
+}
+
 #[test]
 fn videos_are_paired_with_the_text_files_beside_them() {
     let folder = Folder::new()
@@ -60,7 +65,7 @@ fn videos_are_paired_with_the_text_files_beside_them() {
     let expected = [
         ("b.MP4", Ok("two\nlines")),
         ("c.mov", Err(CaptionFault::Missing)),
-        ("d.mkv", Err(CaptionFault::NotUtf8)),
+        ("d.mkv", Err(not_utf8(b"caf\xe9"))),
         ("sub/a.webm", Err(CaptionFault::Empty)),
     ];
     assert_eq!(rows(&source), expected);
@@ -180,7 +185,7 @@ fn lists_are_read_line_by_line() {
     let expected = [
         ("a.mp4", Ok("one")),
         ("sub/b.mp4", Err(CaptionFault::Empty)),
-        ("c.mp4", Err(CaptionFault::NotUtf8)),
+        ("c.mp4", Err(not_utf8(b"caf\xe9"))),
         ("../d.mp4", Ok("four")),
     ];
     assert_eq!(rows(&source), expected);
@@ -203,13 +208,49 @@ fn csv_keeps_quotes_and_newlines_and_marks_captions_that_are_not_utf8() {
     assert_eq!(source.layout, Layout::Table);
     let expected = [
         ("a.mp4", Ok("a \"cat\",\nasleep")),
-        ("b.mp4", Err(CaptionFault::NotUtf8)),
+        ("b.mp4", Err(not_utf8(b"caf\xe9"))),
         ("c.mp4", Err(CaptionFault::Empty)),
     ];
     assert_eq!(rows(&source), expected);
     assert_eq!(source.rows[0].stated.frames, 49);
     // A caption of two lines is counted as two lines of the file.
     assert_eq!(source.rows[1].origin, "metadata.csv line 4");
+}
+
+#[test]
+fn files_in_utf_16_are_read_and_other_encodings_are_refused_by_name() {
+    let utf16 = |text: &str| {
+        let units = text.encode_utf16().flat_map(u16::to_le_bytes);
+        [b"\xff\xfe".to_vec(), units.collect()].concat()
+    };
+    let lines = "{\"video\": \"a.mp4\", \"caption\": \"é\"}\r\n";
+    let folders = [
+        Folder::new().with("metadata.csv", utf16("video,caption\r\na.mp4,é\r\n")),
+        Folder::new().with("metadata.jsonl", utf16(lines)),
+        Folder::new().with("prompts.txt", utf16("é\r\n")).with("videos.txt", utf16("a.mp4\r\n")),
+        Folder::new().with("a.mp4", "").with("a.txt", utf16("é\r\n")),
+    ];
+    for folder in folders {
+        assert_eq!(rows(&folder.read()), [("a.mp4", Ok("é"))]);
+    }
+    let without_mark = Folder::new().with("metadata.csv", &utf16("video,caption\na.mp4,b\n")[2..]).fails();
+    assert!(without_mark.fix.contains("iconv -f UTF-16LE"), "{without_mark}");
+    let workbook = Folder::new().with("metadata.csv", b"PK\x03\x04").fails();
+    assert!(workbook.why.contains("ZIP"), "{workbook}");
+}
+
+#[test]
+fn a_name_in_a_table_that_is_not_utf_8_is_said_so() {
+    let source = Folder::new().with("metadata.csv", b"video,caption\ncaf\xe9.mp4,a\n").read();
+    assert_eq!(source.rows[0].excluded, Some(ExclusionReason::NameNotUtf8));
+}
+
+#[test]
+fn a_video_and_its_caption_may_differ_in_how_accents_are_written() {
+    let (composed, decomposed) = ("caf\u{e9}", "cafe\u{301}");
+    let folder = Folder::new().with(&format!("{decomposed}.mp4"), "").with(&format!("{composed}.txt"), "a cat");
+    assert_eq!(rows(&folder.read()), [("cafe\u{301}.mp4", Ok("a cat"))]);
+    assert_eq!(folder.read().notes, [""; 0]);
 }
 
 #[test]
@@ -268,7 +309,7 @@ fn captions_of_segments_belong_to_one_clip() {
 fn only_the_lines_of_json_that_are_not_utf8_lose_their_captions() {
     let text = b"{\"video\": \"a.mp4\", \"caption\": \"caf\xe9\"}\n{\"video\": \"b.mp4\", \"caption\": \"two\"}\n";
     let source = Folder::new().with("metadata.jsonl", text).read();
-    assert_eq!(rows(&source), [("a.mp4", Err(CaptionFault::NotUtf8)), ("b.mp4", Ok("two"))]);
+    assert_eq!(rows(&source), [("a.mp4", Err(not_utf8(text))), ("b.mp4", Ok("two"))]);
 }
 
 #[test]

@@ -4,6 +4,7 @@ use super::index::{bad, malformed, unreadable};
 use super::lease::create_dir;
 use super::names::{LATENTS, QUEUE, TEXTS, WORK, shard_number};
 use super::part::{Entry, Verify, read_journal};
+use super::refuse::refused_file;
 use super::spec::{SCHEMA, StoreSpec};
 use super::{Item, ItemKind, Plan, Timing, WantedClip};
 use camino::{Utf8Path, Utf8PathBuf};
@@ -105,7 +106,9 @@ pub(super) fn prepare(data: &Utf8Path, plan: &Plan, timing: &Timing) -> Result<(
     let wanted: Vec<u8> = plan.items.iter().chain(quarantined).flat_map(|item| item.key.bytes()).collect();
     let id = xxh3_hex(&[plan.spec.identity().as_bytes(), &body, &wanted].concat());
     let old = if work.join(QUEUE).exists() { Some(QueueFile::read(&work)?) } else { None };
-    if old.as_ref().is_some_and(|old| old.head.id == id) {
+    // An encode that lost too many clips begins another generation, which retries them.
+    let is_refused = |old: &QueueFile| refused_file(&work, old.head.generation).exists();
+    if old.as_ref().is_some_and(|old| old.head.id == id && !is_refused(old)) {
         return Ok(());
     }
     let mut found: BTreeMap<String, Entry> = BTreeMap::new();

@@ -18,7 +18,10 @@ use crate::trainer::Finish;
 use c10d::Group;
 use dit::diffusion::NoiseSchedule;
 use recipe::UseEma;
-use rundir::{Attempt, ErrorCode, EventKind, Failure, MetricSample, Run, RunDir, SamplingProgress, StartFrom, now_s};
+use rundir::{
+    Attempt, ErrorCode, EventKind, Failure, MetricSample, Run, RunDir, RunId, SampleClaim, SampleFolder,
+    SamplingProgress, StartFrom, now_s,
+};
 use sharding::fsdp::Fsdp;
 use sharding::mesh::MeshGroups;
 use std::time::Instant;
@@ -85,6 +88,8 @@ pub fn run(run: &RunDir, meta: &Run, attempt: Attempt, groups: MeshGroups) -> Re
 
     let whole = target.whole(&recipe, &specs, &fsdp.groups().world)?;
     let wanted: Vec<usize> = (0..specs.len()).filter(|index| !whole.contains(index)).collect();
+    let claimed = if first { claim(&target.folder, &meta.id, &wanted) } else { Ok(()) };
+    agree_on(&fsdp.groups().world, claimed)?;
     let mut done: u64 = whole.iter().map(|&index| specs[index].steps as u64).sum();
     let mut videos = whole.len();
     event(&mut log, done, EventKind::Started { world });
@@ -149,7 +154,32 @@ pub fn run(run: &RunDir, meta: &Run, attempt: Attempt, groups: MeshGroups) -> Re
         }
     }
     debug_assert_eq!(done, total);
+    if first {
+        target.folder.release(&meta.id);
+    }
     event(&mut log, total, EventKind::Finished);
     finish_together(&fsdp.groups().world);
     Ok(Finish::Complete)
+}
+
+/// Claims the folder of the samples. An attempt before this one, or the command that started the run, may have done it.
+///
+/// # Errors
+/// [`ErrorCode::AlreadyExists`] if another run writes its samples there, or the folder has files with the names of the wanted samples.
+fn claim(folder: &SampleFolder, run: &RunId, wanted: &[usize]) -> Result<(), Failure> {
+    match folder.claim(run)? {
+        SampleClaim::Own => Ok(()),
+        SampleClaim::New => {
+            let existing = folder.existing(wanted.iter().copied());
+            let Some(first) = existing.first() else { return Ok(()) };
+            folder.release(run);
+            let fix = "choose another folder in sample.out, or move these files away";
+            Err(Failure::new(ErrorCode::AlreadyExists, format!("cannot write {first}"), "it exists already", fix))
+        }
+        SampleClaim::Other(other) => {
+            let why = format!("the run {other} writes its samples there");
+            let fix = "wait until it ends, or choose another folder in sample.out";
+            Err(Failure::new(ErrorCode::AlreadyExists, "cannot write the samples", why, fix))
+        }
+    }
 }

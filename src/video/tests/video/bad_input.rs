@@ -155,6 +155,24 @@ fn a_missing_program_is_named_with_the_command_that_installs_it() {
 }
 
 #[test]
+fn a_program_that_does_not_start_is_not_a_damaged_clip() {
+    let path = clip("numbered.mp4", 60, &[]);
+    let script = "echo 'error while loading shared libraries: libx264.so.164' >&2; exit 127";
+    let broken = Programs::at(program("no-library", script), program("no-library-probe", script));
+    let half = with_ffmpeg("no-library-decoder", script);
+    let failures = [
+        broken.check_ffprobe().unwrap_err(),
+        broken.probe(&path).unwrap_err(),
+        used_with(&half, &path).unwrap_err(),
+        broken.write_mp4(&folder().join("unwritten.mp4"), &crate::clips::numbered(2), 8.0).unwrap_err(),
+    ];
+    for failure in failures {
+        assert_eq!(failure.code, ErrorCode::ProgramMissing, "{failure}");
+        assert!(failure.why.contains("libx264.so.164"), "{failure}");
+    }
+}
+
+#[test]
 fn a_killed_ffmpeg_does_not_make_the_clip_suspect() {
     let path = clip("numbered.mp4", 60, &[]);
     let killed = with_ffmpeg("killed", "head -c 5000 /dev/zero\nkill -9 $$");

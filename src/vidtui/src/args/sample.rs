@@ -61,6 +61,9 @@ pub struct SampleArgs {
     /// Folder of the videos [default: samples/ in the folder of the new run]
     #[arg(long, value_name = "DIR")]
     pub out: Option<Utf8PathBuf>,
+    /// Replaces videos of the same names in the folder of --out
+    #[arg(long, requires = "out")]
+    pub force: bool,
     /// Also writes each frame as a PNG file
     #[arg(long)]
     pub png: bool,

@@ -7,7 +7,7 @@ use crate::output;
 use crate::workspace::Workspace;
 use camino::Utf8Path;
 use dataset::check::{CAPTION_CHARACTERS, CheckRequest, Checked, check};
-use dataset::{Assigner, SourceRequest};
+use dataset::{Assigner, ClipManifest, SourceRequest};
 use recipe::{Bucket, Encode, Recipe};
 use rundir::{ErrorCode, Failure};
 use std::io::{self, IsTerminal};
@@ -198,5 +198,5 @@ fn check_writable(out: &Utf8Path) -> Result<(), CommandError> {
     if !folder.is_dir() {
         return refuse(ErrorCode::NotFound, "its folder does not exist", format!("mkdir -p {folder}"));
     }
-    Ok(())
+    ClipManifest::refuse_to_replace(out).map_err(CommandError::request)
 }

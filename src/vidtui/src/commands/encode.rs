@@ -16,6 +16,7 @@ use plan::LaunchPlan;
 use recipe::{Encoders, Recipe, Task, TrainerKind};
 use rundir::{ErrorCode, Failure};
 use serde_json::{Map, Value as Json};
+use std::fs::{File, TryLockError};
 use std::ops::ControlFlow;
 use toml::{Table, Value};
 use video::FrameChoice;
@@ -30,7 +31,7 @@ pub fn encode(workspace: &Workspace, args: &DataEncodeArgs) -> Result<(), Comman
     let mut transfer = Transfer::begin();
     let prepared = prepare(workspace, args, &mut |step| transfer.step(step));
     transfer.end();
-    let Prepared { subject, plan, report } = prepared?;
+    let Prepared { subject, plan, report, lock: _lock } = prepared?;
     if let Some(report) = report {
         // Print the report on standard error, because standard output has only the id of the run.
         eprint!("{}", report.text(None));
@@ -76,12 +77,57 @@ struct Prepared {
     plan: Plan,
     /// The report of the check, if the source is not a manifest.
     report: Option<Report>,
+    lock: FolderLock,
+}
+
+/// The lock of the folder of a data set, which a command holds while it prepares, starts and waits for an encode. The operating system
+/// releases it when the process ends. The lease of the queue protects the folder while ranks work.
+struct FolderLock {
+    folder: Utf8PathBuf,
+    /// Whether this command created the folder.
+    is_new: bool,
+    _file: File,
+}
+
+impl FolderLock {
+    /// Creates the folder if it does not exist, and locks it.
+    ///
+    /// # Errors
+    /// `AlreadyExists` if another command has the lock.
+    fn take(folder: &Utf8Path) -> Result<Self, CommandError> {
+        let is_new = !folder.exists();
+        create_folder(folder)?;
+        let file = File::open(folder).map_err(|error| Failure::from(rundir::Error::io("open", folder, error)))?;
+        if let Err(TryLockError::WouldBlock) = file.try_lock() {
+            return Err(CommandError::from(Failure::new(
+                ErrorCode::AlreadyExists,
+                format!("cannot encode into {folder}"),
+                "another `vidtui data encode` works in this folder",
+                "wait until it ends, or give another folder with --out",
+            )));
+        }
+        // Some network file systems cannot lock folders. The lease of the queue is enough for ranks.
+        Ok(Self { folder: folder.to_owned(), is_new, _file: file })
+    }
+}
+
+impl Drop for FolderLock {
+    fn drop(&mut self) {
+        if self.is_new {
+            // This fails unless the folder is empty, as after arguments that cannot be used.
+            let _ = std::fs::remove_dir(&self.folder);
+        }
+    }
 }
 
 fn prepare(workspace: &Workspace, args: &DataEncodeArgs, progress: OnStep<'_>) -> Result<Prepared, CommandError> {
     dataset::check_folder(&args.model)?;
     // Refuse this before the manifest and the recipe of a running encode are replaced.
     workspace.check_no_encode(&args.out, None)?;
+    if !ClipManifest::is_one(&args.source) {
+        ClipManifest::refuse_to_replace(&args.out.join(MANIFEST))?;
+    }
+    let lock = FolderLock::take(&args.out)?;
     let trained = args.recipe.as_deref().map(|recipe| workspace.subject(recipe, &[])).transpose()?;
     let trained = trained.map(|subject| subject.resolved().recipe.clone());
     if let Some(trained) = trained.as_ref().filter(|trained| trained.trainer == TrainerKind::Embedded) {
@@ -103,7 +149,6 @@ fn prepare(workspace: &Workspace, args: &DataEncodeArgs, progress: OnStep<'_>) -
     let recipe = recipe::load_text(&file, &text, &args.how.sets()).map_err(recipe_failure)?.recipe;
     refuse_other_paths(&recipe, [&here.join(&manifest), &here.join(&args.out)])?;
     let report = if is_manifest { None } else { Some(check(args, &recipe, trained.as_ref(), progress)?) };
-    create_folder(&args.out)?;
     rundir::write_atomic(&file, text.as_bytes()).map_err(Failure::from)?;
     let subject = workspace.subject(file.as_str(), &args.how.sets())?;
     let inputs = EncodeInputs::open(&subject.resolved().recipe)?;
@@ -111,7 +156,7 @@ fn prepare(workspace: &Workspace, args: &DataEncodeArgs, progress: OnStep<'_>) -
         inputs.manifest.check_segments(trained.model.segments)?;
     }
     let plan = inputs.plan()?;
-    Ok(Prepared { subject, plan, report })
+    Ok(Prepared { subject, plan, report, lock })
 }
 
 fn plan_launch(workspace: &Workspace, args: &DataEncodeArgs, subject: &Subject) -> Result<LaunchPlan, CommandError> {
@@ -148,7 +193,6 @@ fn check(
         tokenizer: Some(&tokenizer),
     };
     let Checked { manifest, report } = check_source(&args.source, &args.listed, &wanted, progress)?;
-    create_folder(&args.out)?;
     manifest.write(&encode.manifest)?;
     manifest.refuse_if_dropped(encode.max_dropped)?;
     Ok(report)

@@ -11,11 +11,14 @@ use crate::commands::waiting;
 use crate::output;
 use crate::workspace::{Init, LaunchOptions, Subject, Workspace};
 use ::plan::LaunchPlan;
-use camino::Utf8PathBuf;
+use camino::{Utf8Path, Utf8PathBuf};
 use recipe::{Mesh, Recipe, Resolved, Task};
-use rundir::{ErrorCode, Failure, RunDir, RunId, SampleSidecar};
+use rundir::{ErrorCode, Failure, RunDir, RunId, SampleClaim, SampleFolder, SampleSidecar};
 use std::collections::{BTreeMap, BTreeSet};
 use weights::SampledWeights;
+
+/// The maximum number of existing files that a refusal names.
+const SHOWN: usize = 4;
 
 /// Builds a sampling recipe, launches it, waits for its end, and prints the paths of the videos.
 pub fn run(workspace: &Workspace, args: &SampleArgs) -> Result<(), CommandError> {
@@ -25,6 +28,7 @@ pub fn run(workspace: &Workspace, args: &SampleArgs) -> Result<(), CommandError>
     let mut weights = SampledWeights::find(workspace, &args.from)?;
     report_latest(workspace, &args.from, &weights.source.location.path);
     let (recipe, warnings) = prepare(workspace, args, &weights)?;
+    refuse_existing(&recipe, args)?;
     for warning in warnings {
         eprintln!("warning: {warning}");
     }
@@ -49,12 +53,52 @@ pub fn run(workspace: &Workspace, args: &SampleArgs) -> Result<(), CommandError>
     for warning in &plan.warnings {
         eprintln!("warning: {warning}");
     }
-    let dir = workspace.launch(&plan, &|step| eprintln!("{step}"))?;
+    let folder = plan.dir.sample_folder(&plan.run);
+    claim(workspace, &folder, &plan.run.id, args)?;
+    let launched = workspace.launch(&plan, &|step| eprintln!("{step}"));
+    let dir = launched.inspect_err(|_| folder.release(&plan.run.id))?;
     if args.no_wait {
         return super::launch::report(&plan, args.output.json, serde_json::Map::new());
     }
     waiting::until_finished(workspace, &dir)?;
     report(&dir, args.output.json)
+}
+
+/// Refuses to replace files in the folder of `--out`.
+fn refuse_existing(recipe: &Recipe, args: &SampleArgs) -> Result<(), CommandError> {
+    let Some(out) = args.out.as_ref().filter(|_| !args.force) else { return Ok(()) };
+    let prompts = recipe.sample.prompts.len();
+    let folder = SampleFolder::Named { folder: recipe.sample.out.clone(), prompts };
+    let existing = folder.existing(0..prompts);
+    if existing.is_empty() {
+        return Ok(());
+    }
+    let mut names: Vec<&str> = existing.iter().take(SHOWN).filter_map(|path| path.file_name()).collect();
+    if existing.len() > SHOWN {
+        names.push("…");
+    }
+    Err(CommandError::from(Failure::new(
+        ErrorCode::AlreadyExists,
+        format!("cannot write samples to {out}"),
+        format!("it has {}", names.join(", ")),
+        "choose another folder, or replace these files with --force",
+    )))
+}
+
+/// Claims the folder of `--out` for the new run. A claim of a run that has ended is no obstacle.
+fn claim(workspace: &Workspace, folder: &SampleFolder, run: &RunId, args: &SampleArgs) -> Result<(), CommandError> {
+    let SampleClaim::Other(other) = folder.claim(run)? else { return Ok(()) };
+    let summary = workspace.summary(&RunDir::new(workspace.runs.join(&other)));
+    if args.force || summary.is_ok_and(|(summary, _)| summary.state.is_end()) {
+        return Ok(folder.take_over(run)?);
+    }
+    let out = args.out.as_deref().unwrap_or(Utf8Path::new("the folder"));
+    Err(CommandError::from(Failure::new(
+        ErrorCode::AlreadyExists,
+        format!("cannot write samples to {out}"),
+        format!("the run {other} writes its samples there"),
+        "wait until it ends, choose another folder, or take the folder over with --force",
+    )))
 }
 
 /// Plans a run that samples one prompt, which may contain flags, from the newest checkpoint of a run.

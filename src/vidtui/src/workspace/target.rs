@@ -64,15 +64,24 @@ impl Workspace {
     /// Reads a hostfile and keeps the selected nodes.
     pub fn hostfile(&self, path: &Utf8Path, nodes: &NodesArgs) -> Result<Hostfile, CommandError> {
         let what = format!("cannot use hostfile {path}");
-        let text = std::fs::read_to_string(self.here.join(path)).map_err(|error| {
-            let fix =
-                "write a hostfile with one node per line, such as `gpu01 slots=8`, or use this machine: --local N";
-            CommandError::request(Failure::new(ErrorCode::of_io(&error), &*what, error.to_string(), fix))
-        })?;
+        let fix = "write a hostfile with one node per line, such as `gpu01 slots=8`, or use this machine: --local N";
+        let text = self.read_nodes(path, &what, fix)?;
         let filter = Filter { include: nodes.include.clone(), exclude: nodes.exclude.clone() };
         let chosen = Hostfile::parse(&text).and_then(|file| file.select(&filter));
         chosen.map_err(|error| {
             CommandError::request(Failure::new(ErrorCode::InvalidHostfile, &*what, error.to_string(), &*error.fix))
+        })
+    }
+
+    /// Reads a hostfile or a Slurm file. `fix` is the hint if the file system refuses it.
+    fn read_nodes(&self, path: &Utf8Path, what: &str, fix: &str) -> Result<String, CommandError> {
+        rundir::read_text(&self.here.join(path)).map_err(|error| {
+            CommandError::request(match error {
+                rundir::Error::Io { source, .. } => {
+                    Failure::new(ErrorCode::of_io(&source), what, source.to_string(), fix)
+                }
+                other => Failure { what: what.to_owned(), ..Failure::from(other) },
+            })
         })
     }
 
@@ -84,10 +93,8 @@ impl Workspace {
     /// Reads a Slurm file, and adds what the user's environment variables request of sbatch.
     pub fn slurm_spec(&self, path: &Utf8Path) -> Result<(SlurmSpec, Adopted), CommandError> {
         let what = format!("cannot use Slurm file {path}");
-        let text = std::fs::read_to_string(self.here.join(path)).map_err(|error| {
-            let fix = "write a file like hostfiles/slurm.toml, or name nodes: --hostfile FILE";
-            CommandError::request(Failure::new(ErrorCode::of_io(&error), &*what, error.to_string(), fix))
-        })?;
+        let fix = "write a file like hostfiles/slurm.toml, or name nodes: --hostfile FILE";
+        let text = self.read_nodes(path, &what, fix)?;
         let mut spec = SlurmSpec::parse(&text)
             .map_err(|e| CommandError::request(Failure::new(ErrorCode::InvalidSlurmFile, &*what, e.why, e.fix)))?;
         let text = |text: OsString| text.into_string().ok();

@@ -21,9 +21,12 @@ struct Segment {
 /// Reads the prompts of a file, each with its place for errors, such as `line 3 of prompts.txt`.
 ///
 /// # Errors
-/// The file cannot be read, is not UTF-8, or is not in the format that its name ends in.
+/// The file cannot be read, is not text, or is not in the format that its name ends in.
 pub fn read(file: &Utf8Path) -> Result<Vec<(String, String)>, CommandError> {
-    let text = read_text(file)?;
+    let text = rundir::read_text(file).map_err(|error| match error {
+        io @ rundir::Error::Io { .. } => CommandError::from(io),
+        other => CommandError::request(other),
+    })?;
     let place = |line| format!("line {line} of {file}");
     match file.extension() {
         Some("json") => {
@@ -84,23 +87,6 @@ fn malformed(file: &Utf8Path, error: &serde_json::Error) -> CommandError {
         error.to_string(),
         "write each video as a list of segments: [{\"text\": \"a cat sleeps\", \"requires_scene_transition\": false, \"neg_text\": \"\"}]",
     ))
-}
-
-/// Reads a prompt file, which must be UTF-8.
-fn read_text(file: &Utf8Path) -> Result<String, CommandError> {
-    let bytes = std::fs::read(file).map_err(|error| rundir::Error::io("read", file, error))?;
-    let text = String::from_utf8(bytes).map_err(|error| {
-        let good = &error.as_bytes()[..error.utf8_error().valid_up_to()];
-        let line = good.iter().filter(|&&byte| byte == b'\n').count() + 1;
-        CommandError::request(Failure::new(
-            ErrorCode::Malformed,
-            format!("cannot read the prompts of {file}"),
-            format!("line {line} is not UTF-8"),
-            format!("convert it, for example: iconv -f LATIN1 -t UTF-8 {file}"),
-        ))
-    })?;
-    // Some editors begin files with a byte order mark.
-    Ok(text.strip_prefix('\u{feff}').map(str::to_owned).unwrap_or(text))
 }
 
 #[cfg(test)]

@@ -108,8 +108,8 @@ impl Pipeline {
         let dtype = if is_bfloat16 { ComputeDtype::Bfloat16 } else { ComputeDtype::Float32 };
         let encoders = dataset::check_folder(folder).is_ok().then(|| folder.to_owned());
         // Only a diffusers transformer has a config.json beside its weights.
-        let config = std::fs::read(transformer.join("config.json")).ok();
-        let config: Option<Value> = config.and_then(|text| serde_json::from_slice(&text).ok());
+        let config = rundir::read_text(&transformer.join("config.json")).ok();
+        let config: Option<Value> = config.and_then(|text| serde_json::from_str(&text).ok());
         let image_noise = config.is_some_and(|config| config["add_noise_in_inpaint_model"] == true);
         Ok(Self { encoders, scheduler, dtype, image_noise })
     }
