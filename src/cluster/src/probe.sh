@@ -67,12 +67,13 @@ END
     ps -ww -o pid= -o user:32= -o etimes= -o args= -p "${pids# }" | cut -c 1-300
     echo '#usage'
     for pid in $pids; do
-        # The name of the program, in parentheses, may contain any text.
-        read -r stat <"/proc/$pid/stat" && usage "$pid" ${stat##*) }
+        # The name of the program, in parentheses, may contain any text, line ends too.
+        stat=''
+        while IFS= read -r line || [ -n "$line" ]; do stat="$stat $line"; done <"/proc/$pid/stat" && usage "$pid" ${stat##*)}
     done 2>/dev/null
     echo '#environment'
     # shellcheck disable=SC2046,SC2086  # lists
-    grep -sazHE '^(VIDTUI_RUN|RANK)=' $(printf '/proc/%s/environ ' $pids) | tr '\0' '\n'
+    grep -sazHE '^(VIDTUI_RUN|RANK)=' $(printf '/proc/%s/environ ' $pids) | tr '\n\0' ' \n'
 }
 # Errors stay in the kernel log, so that every twelfth frame is enough.
 errors() {

@@ -123,6 +123,9 @@ fn refusal(code: ErrorCode, run: &RunId, how: KillHow, why: impl Into<String>) -
 /// Plans to end a job, unless it has ended.
 pub(crate) fn job_kill(run: &RunId, how: KillHow, status: &JobStatus, lost: Vec<NodeId>) -> Result<JobKill, Failure> {
     let id = status.id;
+    if id == 0 {
+        return Err(refusal(ErrorCode::RunNotRunning, run, how, "its attempt names job 0, which is no job of Slurm"));
+    }
     if status.is_over() {
         let state = status.state().map_or("Slurm no longer lists it".into(), |state| format!("its state is {state}"));
         return Err(refusal(ErrorCode::RunNotRunning, run, how, format!("its job {id} has ended: {state}")));

@@ -38,7 +38,7 @@ pub use next::{NextRequest, check_weights, next, parent_of};
 pub use nodes_kill::{NodesKill, ProcessKey, Spared, SparedProcess, kill_on_nodes};
 pub use orphans::{
     Ancestry, DetectedRun, KillScope, ListedProcess, NodeOrphans, NodeProcesses, OrphanKill, detect_runs,
-    kill_detected, select_orphans,
+    kill_detected, matches_anything, select_orphans,
 };
 pub use quote::{command_line, quote};
 pub use resume::{ResumeKind, ResumeOptions, ResumeRequest, checkpoint_of_step, heal, last_ranks, resume};

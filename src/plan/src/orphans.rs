@@ -137,6 +137,26 @@ pub fn select_orphans(
     NodeOrphans { node: listed.node.clone(), boot_id: listed.boot_id.clone(), processes: selected.cloned().collect() }
 }
 
+/// Command lines of programs that have nothing to do with training or with each other: of the system, of logins and of the kernel.
+const UNRELATED: [&str; 10] = [
+    "/sbin/init splash",
+    "[kworker/0:1-events]",
+    "[migration/3]",
+    "/lib/systemd/systemd --user",
+    "(sd-pam)",
+    "sshd: ada@pts/0",
+    "-bash",
+    "/usr/bin/dbus-daemon --system",
+    "slurmstepd: [42.batch]",
+    "/sbin/agetty tty1",
+];
+
+/// Returns whether a pattern selects processes regardless of what they are: it matches the empty text, or at least half of ten unrelated
+/// command lines. An unset variable in a pattern has this effect: `''`, `'train|'`, `'.*'`.
+pub fn matches_anything(matches: &dyn Fn(&str) -> bool) -> bool {
+    matches("") || 2 * UNRELATED.iter().filter(|command| matches(command)).count() >= UNRELATED.len()
+}
+
 /// A run whose processes were found on nodes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DetectedRun {
@@ -281,6 +301,19 @@ mod tests {
         assert_eq!(selected(&own(&[(71, 99), (70, 99)]), &listed), [70, 71, 5000], "the process ids were reused");
         listed.boot_id = "another".into();
         assert_eq!(selected(&own(&[(71, 71), (70, 70)]), &listed), [70, 71, 5000], "the processes of another machine");
+    }
+
+    #[test]
+    fn a_pattern_that_matches_almost_anything_is_known_by_unrelated_commands() {
+        let broad = |matches: fn(&str) -> bool| matches_anything(&matches);
+        assert!(broad(|_| true));
+        assert!(broad(str::is_empty));
+        assert!(broad(|command| command.contains('/')));
+        assert!(broad(|command| command.contains('a')));
+        assert!(broad(|command| command.contains(|c: char| c.is_ascii_digit())));
+        for word in ["python", "train.py", "vidtui-train", "sleep 333", "bash", "sshd", "systemd", "/usr/bin/"] {
+            assert!(!matches_anything(&|command| command.contains(word)), "{word}");
+        }
     }
 
     #[test]

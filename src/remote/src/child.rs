@@ -12,19 +12,32 @@ use crate::threads;
 
 /// How often a process is polled for its exit.
 const POLL_EVERY: Duration = Duration::from_millis(5);
+/// The time in which the pipes of a killed program must end.
+const LAST_OUTPUT: Duration = Duration::from_millis(200);
 
-/// Runs a program with the given standard input. Kills it and returns `None` when it runs longer than `limit`.
-pub(crate) fn run(program: &mut process::Command, input: &[u8], limit: Duration) -> io::Result<Option<Output>> {
+/// What a program printed before it was killed, as far as it is known.
+#[derive(Debug, Default)]
+pub(crate) struct Killed {
+    pub stdout: Vec<u8>,
+    pub stderr: Vec<u8>,
+}
+
+/// Runs a program with the given standard input. Kills it when it runs longer than `limit`.
+pub(crate) fn run(program: &mut process::Command, input: &[u8], limit: Duration) -> io::Result<Result<Output, Killed>> {
     let mut child = program.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
     let (mut stdin, input) = (child.stdin.take(), input.to_owned());
     // One thread per pipe, because a program may fill one pipe while it waits for another.
     let writer = threads::result_of(move || stdin.as_mut().map(|pipe| pipe.write_all(&input)));
     let (stdout, stderr) = (drain(child.stdout.take()), drain(child.stderr.take()));
-    let Some(status) = wait(&mut child, limit)? else { return Ok(None) };
+    let Some(status) = wait(&mut child, limit)? else {
+        // A child of the program may keep the pipes open.
+        let last = |pipe: Receiver<Vec<u8>>| pipe.recv_timeout(LAST_OUTPUT).unwrap_or_default();
+        return Ok(Err(Killed { stdout: last(stdout), stderr: last(stderr) }));
+    };
     // The write fails if the program does not read all of its input. This is not an error.
     let _ = writer.recv();
     let (stdout, stderr) = (stdout.recv().unwrap_or_default(), stderr.recv().unwrap_or_default());
-    Ok(Some(Output { status: status.into(), stdout, stderr }))
+    Ok(Ok(Output { status: status.into(), stdout, stderr }))
 }
 
 /// Reads a pipe to its end, or up to [`MAX_OUTPUT`] bytes, in another thread.

@@ -10,8 +10,11 @@ use crate::RemoteError;
 /// The limit of a command's output in bytes. Expected replies are much shorter.
 pub(crate) const MAX_OUTPUT: usize = 64 << 20;
 
-/// The number of lines of standard error that an error shows.
+/// The number of lines of standard error that an error shows, and the characters of each.
 const STDERR_LINES: usize = 5;
+const LINE_CHARS: usize = 300;
+/// The bytes at the end of standard output that an error may show.
+const PRINTED: usize = 4096;
 
 /// A script for the POSIX shell of a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -54,11 +57,6 @@ impl Command {
     pub fn new(action: impl Into<String>, script: impl Into<String>, deadline: Duration) -> Self {
         Self { action: action.into(), script: script.into(), input: Vec::new(), deadline, connects_now: false }
     }
-
-    /// Returns the command line for any login shell.
-    pub(crate) fn line(&self) -> String {
-        login_line(&self.script)
-    }
 }
 
 /// Quotes a script so that every login shell passes it to `sh` unchanged.
@@ -76,7 +74,8 @@ pub(crate) fn login_line(script: &str) -> String {
             _ => text.push(c),
         }
     }
-    format!(r#"sh -c 'eval "$(printf %b "{text}")"'"#)
+    // An alias or a function of the login shell may be named `sh`.
+    format!(r#"/bin/sh -c 'eval "$(printf %b "{text}")"'"#)
 }
 
 impl fmt::Display for Status {
@@ -117,10 +116,16 @@ impl Output {
     }
 }
 
-fn last_lines(bytes: &[u8]) -> String {
-    let text = String::from_utf8_lossy(bytes);
-    let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+/// Returns the last lines of text that a node printed, without the control sequences of terminals.
+pub(crate) fn last_lines(bytes: &[u8]) -> String {
+    let lines = bytes.split(|byte| *byte == b'\n').map(other_trainers::clean).filter(|line| !line.is_empty());
+    let lines: Vec<String> = lines.map(|line| line.chars().take(LINE_CHARS).collect()).collect();
     lines[lines.len().saturating_sub(STDERR_LINES)..].join("\n")
+}
+
+/// Returns the last lines of both streams.
+pub(crate) fn printed(stdout: &[u8], stderr: &[u8]) -> String {
+    last_lines(&[&stdout[stdout.len().saturating_sub(PRINTED)..], b"\n", stderr].concat())
 }
 
 #[cfg(test)]
@@ -139,7 +144,7 @@ done # `no`
 read -r line
 printf '[%s]' "$line"
 exit 7"#;
-        for shell in ["sh", "bash", "fish", "tcsh"] {
+        for shell in ["sh", "bash", "dash", "fish", "tcsh", "zsh", "ksh"] {
             let mut command = process::Command::new(shell);
             let command = command.args(["-c", &login_line(script)]).stdin(process::Stdio::piped());
             let Ok(mut child) = command.stdout(process::Stdio::piped()).spawn() else {

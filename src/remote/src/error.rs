@@ -50,6 +50,19 @@ pub enum RemoteError {
         action: String,
         /// The time limit.
         after: Duration,
+        /// The last lines that the node printed.
+        printed: String,
+    },
+    /// The login shell of the node did not run the command: nologin, a forced command, or a start file that exits or starts another program.
+    NotRun {
+        /// The node.
+        node: NodeId,
+        /// The request.
+        action: String,
+        /// The exit status of the login shell, as text.
+        status: String,
+        /// The last lines that the node printed.
+        printed: String,
     },
     /// A command failed.
     CommandFailed {
@@ -133,11 +146,17 @@ impl std::error::Error for RemoteError {
     }
 }
 
-fn stderr_suffix(stderr: &str) -> String {
-    if stderr.is_empty() { String::new() } else { format!("; stderr: {stderr}") }
+fn suffix(name: &str, text: &str) -> String {
+    if text.is_empty() { String::new() } else { format!("; {name}: {text}") }
 }
 
 impl RemoteError {
+    /// An answer that is not that of a script; the error shows its beginning.
+    pub(crate) fn unexpected(node: &NodeId, action: impl Into<String>, answer: &str) -> Self {
+        let answer = other_trainers::clean(answer.as_bytes()).chars().take(200).collect();
+        Self::UnexpectedReply { node: node.clone(), action: action.into(), answer }
+    }
+
     pub(crate) fn io(node: &NodeId, action: impl Into<String>, source: impl Into<io::Error>) -> Self {
         Self::Io { node: node.clone(), action: action.into(), source: source.into() }
     }
@@ -150,6 +169,7 @@ impl RemoteError {
             | Self::Unreachable { node, .. }
             | Self::ConnectionLost { node, .. }
             | Self::Timeout { node, .. }
+            | Self::NotRun { node, .. }
             | Self::CommandFailed { node, .. }
             | Self::UnexpectedReply { node, .. } => node,
         }
@@ -162,11 +182,16 @@ impl RemoteError {
             Self::NotOwned { why, .. } => why.clone(),
             Self::Unreachable { error, .. } => error.why.clone(),
             Self::ConnectionLost { action, why, .. } => format!("connection lost, cannot {action}: {why}"),
-            Self::Timeout { action, after, .. } => {
-                format!("timeout, cannot {action} within {} s", after.as_millis() as f64 / 1000.0)
+            Self::Timeout { action, after, printed, .. } => {
+                let after_s = after.as_millis() as f64 / 1000.0;
+                format!("timeout, cannot {action} within {after_s} s{}", suffix("its last output", printed))
+            }
+            Self::NotRun { action, status, printed, .. } => {
+                let printed = if printed.is_empty() { "nothing" } else { printed };
+                format!("cannot {action}: the login shell ran no command ({status}) and printed: {printed}")
             }
             Self::CommandFailed { action, status, stderr, .. } => {
-                format!("cannot {action}: {status}{}", stderr_suffix(stderr))
+                format!("cannot {action}: {status}{}", suffix("stderr", stderr))
             }
             Self::UnexpectedReply { action, answer, .. } => format!("cannot {action}: unexpected answer {answer:?}"),
         }
@@ -184,7 +209,7 @@ impl RemoteError {
             Self::NotOwned { .. } => ErrorCode::NotOwned,
             Self::Unreachable { error, .. } => error.code,
             Self::ConnectionLost { .. } | Self::Timeout { .. } => ErrorCode::NoAnswer,
-            Self::CommandFailed { .. } | Self::UnexpectedReply { .. } => ErrorCode::CommandFailed,
+            Self::NotRun { .. } | Self::CommandFailed { .. } | Self::UnexpectedReply { .. } => ErrorCode::CommandFailed,
         }
     }
 
@@ -209,6 +234,10 @@ impl RemoteError {
             }
             Self::Io { .. } | Self::CommandFailed { .. } | Self::UnexpectedReply { .. } => {
                 "fix this on the node, then try again"
+            }
+            Self::NotRun { .. } => {
+                "let `ssh` run a command there, such as `true`: the login shell (nologin), a ForceCommand of the server, or a start file such \
+                 as ~/.bashrc that exits or starts another program prevents it"
             }
             Self::NotOwned { .. } => "no signal was sent; list the processes with `ps -ef`",
         }

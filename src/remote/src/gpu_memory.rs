@@ -76,11 +76,7 @@ fn query(pids: &BTreeSet<i32>, transport: &mut dyn Transport) -> Result<GpuMemor
     let command = Command::new("list the processes that hold GPU memory", script, TIMEOUT);
     let node = transport.node().clone();
     let text = transport.run(&command)?.text(&node, &command)?;
-    read(&text, pids).ok_or_else(|| RemoteError::UnexpectedReply {
-        node,
-        action: command.action,
-        answer: text.chars().take(200).collect(),
-    })
+    read(&text, pids).ok_or_else(|| RemoteError::unexpected(&node, command.action, &text))
 }
 
 fn read(text: &str, pids: &BTreeSet<i32>) -> Option<GpuMemory> {

@@ -210,7 +210,7 @@ struct NodeState<'a> {
     is_unsent: bool,
     /// Why the node does not answer.
     unreachable: Option<RemoteError>,
-    /// Why some processes refused the signal.
+    /// Why it is unknown whether the signal was sent, or why some processes refused it.
     refused: Option<RemoteError>,
     /// Whether Slurm reports that it has ended the processes.
     is_of_job: bool,
@@ -279,9 +279,15 @@ impl<'a> NodeState<'a> {
                 text
             }
             Err(error) => {
-                let is_first = self.unreachable.is_none();
+                let is_first = self.unreachable.is_none() && self.refused.is_none();
                 let text = error.to_string();
-                self.fail(error);
+                if error.is_unreachable() || matches!(error, RemoteError::NotOwned { .. }) {
+                    self.fail(error);
+                } else {
+                    // Some processes may have received the signal. The next listing shows which of them remain.
+                    (self.is_unsent, self.unreachable) = (false, None);
+                    self.refused.get_or_insert(error);
+                }
                 if !is_first {
                     return None;
                 }

@@ -12,6 +12,7 @@ mod command;
 mod connections;
 mod error;
 mod facts;
+mod frame;
 mod gpu_memory;
 mod job_start;
 mod kill;

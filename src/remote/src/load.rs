@@ -10,7 +10,7 @@ use crate::command::Command;
 use crate::script::marked;
 use crate::{RemoteError, Transport};
 
-const USAGE: &str = include_str!("scripts/usage.sh");
+const USAGE: &str = concat!(include_str!("scripts/proc.sh"), include_str!("scripts/usage.sh"));
 
 /// The time limit of the script, which sleeps for one second.
 const TIMEOUT: Duration = Duration::from_secs(20);

@@ -14,7 +14,7 @@ use nix::unistd::Pid;
 use plan::NodeKill;
 use runstate::Liveness;
 
-use crate::command::{Command, Output};
+use crate::command::{Command, Output, printed};
 use crate::ownership::ProcessSnapshot;
 use crate::transport::{Process, Recipient, RunProcesses, ScriptExit, Shell, Signal, StartedScript, Transport};
 use crate::{RemoteError, child, ownership, proc, threads};
@@ -75,9 +75,10 @@ impl Shell for Local {
         let output =
             child::run(process::Command::new("sh").args(["-c", &command.script]), &command.input, command.deadline)
                 .map_err(|error| self.error("start sh", error))?;
-        output.ok_or_else(|| {
+        output.map_err(|killed| {
             let (node, action) = (self.here.node.clone(), command.action.clone());
-            RemoteError::Timeout { node, action, after: command.deadline }
+            let printed = printed(&killed.stdout, &killed.stderr);
+            RemoteError::Timeout { node, action, after: command.deadline, printed }
         })
     }
 }
@@ -137,13 +138,17 @@ impl Transport for Local {
         };
         // The whole group is signalled, so that no process escapes by forking between the listing and the signal.
         let as_group = to == Recipient::All && recipients.iter().any(|process| process.pgid == target.pgid);
+        let mut refused = None;
         if as_group {
-            self.sent(signal::killpg(Pid::from_raw(target.pgid), signal), || format!("signal group {}", target.pgid))?;
+            let sent = signal::killpg(Pid::from_raw(target.pgid), signal);
+            refused = self.sent(sent, || format!("signal group {}", target.pgid)).err();
         }
+        // A process that must not be signalled does not prevent the signals to others.
         for process in recipients.iter().filter(|process| !(as_group && process.pgid == target.pgid)) {
-            self.sent(signal::kill(Pid::from_raw(process.pid), signal), || format!("signal process {}", process.pid))?;
+            let sent = signal::kill(Pid::from_raw(process.pid), signal);
+            refused = refused.or(self.sent(sent, || format!("signal process {}", process.pid)).err());
         }
-        Ok(recipients)
+        refused.map_or(Ok(recipients), Err)
     }
 
     fn free_bytes(&mut self, dir: &Utf8Path) -> Result<u64, RemoteError> {

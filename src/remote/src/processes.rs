@@ -8,11 +8,11 @@ use plan::{Ancestry, KillScope, ListedProcess, NodeOrphans, NodeProcesses, quote
 
 use crate::command::Command;
 use crate::parallel::on_nodes;
+use crate::script::SIGNAL;
 use crate::transport::{Process, ProcessRole, Signal};
 use crate::{RemoteError, Transport, proc, this_node};
 
-const LIST: &str = include_str!("scripts/processes.sh");
-const SIGNAL: &str = include_str!("scripts/signal.sh");
+const LIST: &str = concat!(include_str!("scripts/proc.sh"), include_str!("scripts/processes.sh"));
 
 /// Time limit for a command. On a node under load, a command takes seconds.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -49,11 +49,7 @@ fn list(transport: &mut dyn Transport) -> Result<NodeProcesses, RemoteError> {
     let command = Command::new("list its processes", LIST, TIMEOUT);
     let node = transport.node().clone();
     let text = transport.run(&command)?.text(&node, &command)?;
-    read(&node, &text).ok_or_else(|| RemoteError::UnexpectedReply {
-        node,
-        action: command.action,
-        answer: text.chars().take(200).collect(),
-    })
+    read(&node, &text).ok_or_else(|| RemoteError::unexpected(&node, command.action, &text))
 }
 
 /// Reads the output of the script. Returns `None` if it is truncated.
@@ -64,7 +60,7 @@ fn read(node: &NodeId, text: &str) -> Option<NodeProcesses> {
     let mut stats: BTreeMap<i32, (char, i32, i32, i32, u64)> = BTreeMap::new();
     let mut processes: BTreeMap<i32, ListedProcess> = BTreeMap::new();
     for line in lines {
-        let (kind, rest) = line.split_once(' ')?;
+        let (kind, rest) = line.split_once(' ').unwrap_or((line, ""));
         match kind {
             "boot" => boot_id = rest.to_owned(),
             "user" => user = rest.split_once(' ').and_then(|(id, name)| Some((id.parse().ok()?, name.to_owned())))?,
@@ -78,8 +74,9 @@ fn read(node: &NodeId, text: &str) -> Option<NodeProcesses> {
             }
             "ps" => {
                 let mut words = rest.split_whitespace();
-                let (pid, uid, name, age) = (words.next()?, words.next()?, words.next()?, words.next()?);
-                let pid = pid.parse().ok()?;
+                let mut word = || words.next();
+                let (Some(pid), Some(uid), Some(name), Some(age)) = (word(), word(), word(), word()) else { continue };
+                let (Ok(pid), Ok(uid)) = (pid.parse(), uid.parse()) else { continue };
                 // A process that is in only one of the lists started or ended between them.
                 let Some((state, parent, pgid, session, start_ticks)) = stats.get(&pid).copied() else { continue };
                 processes.insert(
@@ -91,7 +88,7 @@ fn read(node: &NodeId, text: &str) -> Option<NodeProcesses> {
                         session,
                         start_ticks,
                         state,
-                        uid: uid.parse().ok()?,
+                        uid,
                         user: name.to_owned(),
                         age_s: age.parse().unwrap_or(0),
                         run: None,
@@ -129,7 +126,10 @@ fn read(node: &NodeId, text: &str) -> Option<NodeProcesses> {
         }
     }
     let own_ancestry = ancestry(own, &stats);
-    let processes = processes.into_values().filter(|p| !own_ancestry.contains(&p.pid) && p.parent != own).collect();
+    // The script runs in a child of its shell.
+    let is_own =
+        |process: &ListedProcess| own_ancestry.contains(&process.pid) || ancestry(process.pid, &stats).contains(&own);
+    let processes = processes.into_values().filter(|process| !is_own(process)).collect();
     Some(NodeProcesses { node: node.clone(), boot_id, uid: user.0, user: user.1, processes })
 }
 
@@ -192,7 +192,7 @@ pub(crate) fn signal(
         Some(output) => {
             RemoteError::CommandFailed { node, action, status: "not permitted".into(), stderr: output.to_owned() }
         }
-        None => RemoteError::UnexpectedReply { node, action, answer: answer.chars().take(200).collect() },
+        None => RemoteError::unexpected(&node, action, answer),
     })
 }
 
@@ -240,6 +240,21 @@ mod tests {
         assert_eq!(found.command, "python3 train.py --config a b");
         let other = &read.processes[1];
         assert_eq!((other.on_gpu, other.gpu_mib), (true, None), "the memory on one GPU is not reported");
+    }
+
+    #[test]
+    fn the_child_shells_of_the_listing_are_not_listed() {
+        let nested = ANSWER.replace("stat 911 R 910", "stat 912 S 910 905 905 81\nstat 911 R 912");
+        let nested = nested.replace("ps   911", "ps   912  1000 ada      0 sh -c list\nps   911");
+        let read = read(&NodeId::new("ml-1").unwrap(), &nested).unwrap();
+        assert_eq!(read.processes.iter().map(|p| p.pid).collect::<Vec<_>>(), [4100, 4101]);
+    }
+
+    #[test]
+    fn an_odd_line_hides_no_other_process() {
+        let odd = ANSWER.replace("ps  4101", "ps what\n\nenv 4100/environ\ngpu\nps  4101");
+        let read = read(&NodeId::new("ml-1").unwrap(), &odd).unwrap();
+        assert_eq!(read.processes.iter().map(|p| p.pid).collect::<Vec<_>>(), [4100, 4101]);
     }
 
     #[test]

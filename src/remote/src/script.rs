@@ -7,8 +7,9 @@ use crate::ownership::{self, ObservedProcess, ProcessSnapshot};
 use crate::proc::Stat;
 use crate::transport::{Process, Recipient, Signal};
 
-const RUN_PROCESSES: &str = include_str!("scripts/run_processes.sh");
-const SIGNAL: &str = include_str!("scripts/signal.sh");
+const RUN_PROCESSES: &str = concat!(include_str!("scripts/proc.sh"), include_str!("scripts/run_processes.sh"));
+/// The script that signals `@SENDS`.
+pub const SIGNAL: &str = concat!(include_str!("scripts/proc.sh"), include_str!("scripts/signal.sh"));
 /// The script that starts `@SCRIPT` and waits for `@PID_FILE`.
 pub const START: &str = include_str!("scripts/start.sh");
 
@@ -31,25 +32,25 @@ pub fn marked(target: &NodeKill) -> String {
     format!("{} -- [0-9]*/environ{}", grep(&run), others.collect::<String>())
 }
 
-/// Parses the output of [`list_processes`]. Returns `None` if any part of it is malformed.
+/// Parses the output of [`list_processes`]. Returns `None` if it is incomplete.
 pub fn parse_processes(text: &str) -> Option<ProcessSnapshot> {
-    let mut lines = text.lines();
-    let boot_id = lines.next()?.strip_prefix("boot ")?.to_owned();
-    let mut processes = Vec::new();
-    for line in lines.by_ref() {
-        if line == "end" {
-            processes.sort_by_key(|process: &ObservedProcess| process.stat.pid);
-            return lines.next().is_none().then_some(ProcessSnapshot { boot_id, own_group: None, processes });
-        }
-        processes.push(read_process(line.strip_prefix("process\t")?)?);
+    let fields: Vec<&str> = text.strip_suffix('\0')?.split('\0').collect();
+    let ["boot", boot_id, records @ .., "end"] = &fields[..] else { return None };
+    let records = records.chunks_exact(RECORD);
+    if !records.remainder().is_empty() {
+        return None;
     }
-    // The output is incomplete.
-    None
+    // A process that exits while it is read may lack fields.
+    let mut processes: Vec<ObservedProcess> = records.filter_map(read_process).collect();
+    processes.sort_by_key(|process| process.stat.pid);
+    Some(ProcessSnapshot { boot_id: (*boot_id).to_owned(), own_group: None, processes })
 }
 
-fn read_process(line: &str) -> Option<ObservedProcess> {
-    let fields: Vec<&str> = line.splitn(9, '\t').collect();
-    let [pid, state, pgid, session, start_ticks, run, mark, name, words] = fields[..] else { return None };
+/// The fields of a process: the word `process` and nine facts.
+const RECORD: usize = 10;
+
+fn read_process(record: &[&str]) -> Option<ObservedProcess> {
+    let ["process", pid, state, pgid, session, start_ticks, run, mark, name, words] = *record else { return None };
     let stat = Stat {
         pid: pid.parse().ok()?,
         state: state.chars().next()?,
@@ -103,12 +104,12 @@ pub fn existing(dir: &Utf8Path) -> String {
 mod tests {
     use super::*;
 
-    const OUTPUT: &str = "boot 4f70\n\
-        process\t4101\tS\t4100\t4100\t80\t=a-1\tmarked\t\tvidtui-train rank\n\
-        process\t4100\tS\t4100\t4100\t77\t=a-1\t-\t\tvidtui-train supervise\n\
-        process\t4177\tD\t4100\t4100\t99\t!\t-\t\tnvidia-smi\n\
-        process\t4188\tR\t4100\t4100\t99\t-\t-\tkworker\t\n\
-        end\n";
+    const OUTPUT: &str = "boot\x004f70\0\
+        process\x004101\0S\x004100\x004100\x0080\0=a-1\0marked\0\0vidtui-train rank\0\
+        process\x004100\0S\x004100\x004100\x0077\0=a-1\0-\0\0vidtui-train supervise\0\
+        process\x004177\0D\x004100\x004100\x0099\0!\0-\0\0nvidia-smi\0\
+        process\x004188\0R\x004100\x004100\x0099\0-\0-\0kworker\0\0\
+        end\0";
 
     #[test]
     fn processes_are_parsed_completely_and_sorted_by_pid() {
@@ -116,12 +117,22 @@ mod tests {
     }
 
     #[test]
-    fn output_that_is_incomplete_or_malformed_is_rejected() {
+    fn output_that_is_incomplete_is_rejected() {
         for cut in 0..OUTPUT.len() - 1 {
             assert!(parse_processes(&OUTPUT[..cut]).is_none(), "{:?}", &OUTPUT[..cut]);
         }
         for malformed in ["", "Welcome!\n", &format!("Welcome!\n{OUTPUT}"), &format!("{OUTPUT}more\n")] {
             assert!(parse_processes(malformed).is_none(), "{malformed:?}");
         }
+    }
+
+    #[test]
+    fn a_process_with_an_odd_run_or_command_hides_no_other() {
+        let odd = "process\x004200\0S\x004100\x004100\x0099\0=a\n\tb\0-\0\0python\nprocess\t1\tend\0\
+                   process\x004201\0S\x004100\x004100\0\0-\0-\0\0exited\0";
+        let read = parse_processes(&OUTPUT.replace("end\0", &format!("{odd}end\0"))).unwrap();
+        let pids: Vec<i32> = read.processes.iter().map(|process| process.stat.pid).collect();
+        assert_eq!(pids, [4100, 4101, 4177, 4188, 4200]);
+        assert_eq!(read.processes[4].run, Ok(Some("a\n\tb".into())));
     }
 }

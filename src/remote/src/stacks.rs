@@ -13,7 +13,7 @@ use crate::parallel::on_nodes;
 use crate::script::marked;
 use crate::{RemoteError, Transport};
 
-const SCRIPT: &str = include_str!("scripts/stacks.sh");
+const SCRIPT: &str = concat!(include_str!("scripts/proc.sh"), include_str!("scripts/stacks.sh"));
 
 /// The time limit of gdb and py-spy for one process. Reading the symbols of libtorch takes seconds.
 const DEBUGGER_TIMEOUT_S: u64 = 60;
@@ -91,10 +91,9 @@ fn read_stacks(target: &NodeKill, transport: &mut dyn Transport) -> Result<Strin
     let command = Command::new("print the stacks of its processes", script, timeout);
     let node = transport.node().clone();
     let text = transport.run(&command)?.text(&node, &command)?;
-    let stacks = text.strip_suffix("end\n").ok_or_else(|| RemoteError::UnexpectedReply {
-        node: node.clone(),
-        action: command.action.clone(),
-        answer: text.chars().rev().take(200).collect::<Vec<_>>().into_iter().rev().collect(),
+    let stacks = text.strip_suffix("end\n").ok_or_else(|| {
+        let last: Vec<char> = text.chars().rev().take(200).collect();
+        RemoteError::unexpected(&node, &command.action, &last.into_iter().rev().collect::<String>())
     })?;
     Ok(format!("stacks of {} on {node}\n{stacks}", target.run))
 }

@@ -14,6 +14,7 @@ use cluster::probe::{self, Frame, Frames, Pace};
 use rundir::Login;
 
 use crate::backoff::Backoff;
+use crate::command::last_lines;
 use crate::ssh::{Ssh, Stream, StreamEvent};
 use crate::{Connections, RemoteError, threads};
 
@@ -185,6 +186,18 @@ fn random_offset(ssh: &Ssh) -> f64 {
     0.25 + (RandomState::new().hash_one(crate::Shell::node(ssh)) % 1000) as f64 / 1000.0
 }
 
+/// Reports why the stream of a node has ended, and opens another after a pause.
+fn end(inner: &Arc<Inner>, ssh: &Ssh, query: &GpuQuery, error: RemoteError) -> ControlFlow<()> {
+    let flow = inner.send(NodeUpdate::Unreachable(error));
+    let (inner, ssh, query) = (inner.clone(), ssh.clone(), query.clone());
+    // A new thread, because the thread of the connection must not block.
+    threads::spawn(move || {
+        thread::sleep(RESTART.1);
+        open(&inner, &ssh, query);
+    });
+    flow
+}
+
 /// Opens the stream of a node, and reopens it if it ends before the watch does.
 fn open(inner: &Arc<Inner>, ssh: &Ssh, query: GpuQuery) {
     let every_s = inner.every.as_secs_f64();
@@ -206,20 +219,15 @@ fn open(inner: &Arc<Inner>, ssh: &Ssh, query: GpuQuery) {
             Some((flow, None)) => flow,
         },
         StreamEvent::Disconnected(error) => watched.send(NodeUpdate::Unreachable(error)),
+        StreamEvent::Failed(error) => end(&watched, &node_ssh, &query, error),
         StreamEvent::Exited(output) => {
-            let (watched, node_ssh, query) = (watched.clone(), node_ssh.clone(), query.clone());
-            let flow = watched.send(NodeUpdate::Unreachable(RemoteError::CommandFailed {
+            let error = RemoteError::CommandFailed {
                 node: crate::Shell::node(&node_ssh).clone(),
                 action: "stream its metrics".into(),
                 status: output.status.to_string(),
-                stderr: String::from_utf8_lossy(&output.stderr).trim().to_owned(),
-            }));
-            // A new thread, because this one must not block.
-            threads::spawn(move || {
-                thread::sleep(RESTART.1);
-                open(&watched, &node_ssh, query);
-            });
-            flow
+                stderr: last_lines(&output.stderr),
+            };
+            end(&watched, &node_ssh, &query, error)
         }
     };
     let mut on_event: Option<crate::ssh::OnStreamEvent> = Some(Box::new(on_event));

@@ -109,6 +109,24 @@ fn a_process_that_ignores_term_is_killed() {
 }
 
 #[test]
+fn names_and_environments_of_processes_cannot_imitate_those_of_others() {
+    let temp = tempfile::tempdir().unwrap();
+    let odd = temp.path().join(") S 1 1 1\nx");
+    std::fs::copy("/bin/sleep", &odd).unwrap();
+    let victim = Orphan::start("sleep", &["31416.1"]);
+    let _named = Orphan(Command::new(&odd).arg("31416.2").spawn().unwrap());
+    let rank = format!("1\n{}/environ:RANK=0\nenv {0}/environ:RANK=0", victim.pid());
+    let liar = Orphan(Command::new("sleep").arg("31416.3").env("RANK", rank).spawn().unwrap());
+    assert_eq!(select("sleep 31416.3").processes[0].pid, liar.pid());
+    let found = select("sleep 31416.1").processes.remove(0);
+    assert_eq!((found.pid, found.rank), (victim.pid(), None));
+    let deadline = Instant::now() + LONG;
+    while !listed().processes.iter().any(|process| process.command.ends_with("x 31416.2")) {
+        assert!(Instant::now() < deadline, "the process with the odd name is not listed");
+    }
+}
+
+#[test]
 fn a_process_whose_id_was_reused_is_not_signalled() {
     let mut orphan = Orphan::start("sleep", &["31415.8"]);
     let mut orphans = select("sleep 31415.8");

@@ -426,7 +426,7 @@ impl Away {
             return self.2.map_or(Ok(answer), |why| Err(RemoteError::NotOwned { node, why: why.to_owned() }));
         }
         self.1 -= 1;
-        Err(RemoteError::Timeout { node, action, after: Duration::from_secs(20) })
+        Err(RemoteError::Timeout { node, action, after: Duration::from_secs(20), printed: String::new() })
     }
 }
 
@@ -478,6 +478,62 @@ fn a_node_that_answers_again_is_not_reported_as_unreachable() {
     assert!(report.unreachable().is_empty(), "{report:?}");
     let failure = report.failure(RUN).unwrap();
     assert_eq!(failure.code, ErrorCode::NotOwned, "{failure}");
+}
+
+/// A node whose answer to a signal cannot be read. The processes end, or not.
+struct Muddled {
+    node: NodeId,
+    ends: bool,
+}
+
+impl Shell for Muddled {
+    fn node(&self) -> &NodeId {
+        &self.node
+    }
+
+    fn run(&mut self, command: &Command) -> Result<Output, RemoteError> {
+        Away(self.node.clone(), 0, None).run(command)
+    }
+}
+
+impl Transport for Muddled {
+    fn start(&mut self, _: &Utf8Path, _: &Utf8Path, _: &[u8]) -> Result<StartedScript, RemoteError> {
+        unreachable!("nothing is started here")
+    }
+
+    fn find_processes(&mut self, _: &NodeKill) -> Result<RunProcesses, RemoteError> {
+        Ok(if self.ends { RunProcesses::Gone } else { RunProcesses::Owned(Stuck::processes()) })
+    }
+
+    fn liveness(&mut self, _: &NodeKill) -> Result<Liveness, RemoteError> {
+        Ok(Liveness::Alive)
+    }
+
+    fn signal(&mut self, _: &NodeKill, _: Recipient, _: Signal) -> Result<Vec<Process>, RemoteError> {
+        let (node, action) = (self.node.clone(), "signal its processes".to_owned());
+        Err(RemoteError::UnexpectedReply { node, action, answer: "Loading cuda/12.4".into() })
+    }
+
+    fn free_bytes(&mut self, _: &Utf8Path) -> Result<u64, RemoteError> {
+        Ok(0)
+    }
+}
+
+#[test]
+fn a_kill_whose_answer_cannot_be_read_is_judged_by_the_processes_that_remain() {
+    let leader = Leader::start(IDLE);
+    let node = NodeId::new("ml-64-001").unwrap();
+    let target = NodeKill { node: node.clone(), ..leader.target() };
+    let patience = Patience { term: Duration::ZERO, kill: Duration::ZERO, ..PATIENCE };
+    let kill = |ends| {
+        let mut nodes: Vec<Box<dyn Transport>> = vec![Box::new(Muddled { node: node.clone(), ends })];
+        let plan = leader.plan(KillHow::Kill, target.clone()).into();
+        execute_kill(&plan, &mut nodes, &patience, &mut |_| {})
+    };
+    let ended = kill(true);
+    assert!(ended.all_gone() && ended.failure(RUN).is_none(), "{ended:?}");
+    let left = kill(false).failure(RUN).unwrap();
+    assert!(left.why.contains("Loading cuda/12.4") && left.why.contains("nvidia-smi"), "{left}");
 }
 
 #[test]

@@ -140,6 +140,76 @@ fn a_command_that_times_out_does_not_close_the_connection() {
     });
 }
 
+/// Start files of the login shell, bash, which print text or continue as another login shell.
+const TALKATIVE: [&str; 5] = [
+    "echo 'Loading cuda/12.4'\nprintf 'no end'; printf 'no end' >&2\ntrap 'echo bye' EXIT\n",
+    "printf '\\033[32mbase\\033[0m\\r\\n'; echo 'stty: not a terminal' >&2\n",
+    "echo \"umask 027\"\r\n",
+    "command -v tcsh >/dev/null && exec tcsh -c \"$BASH_EXECUTION_STRING\"\n",
+    "command -v fish >/dev/null && exec fish -c \"$BASH_EXECUTION_STRING\"\n",
+];
+
+/// The transports of a node through libssh2 and through OpenSSH's program.
+fn both_clients(rig: &Rig) -> [Ssh; 2] {
+    [false, true].map(|always_program| {
+        let options = SshOptions { config: Some(rig.ssh_config()), always_program, ..SshOptions::default() };
+        Ssh::new(options, login("node01"))
+    })
+}
+
+#[test]
+fn text_of_login_shells_is_not_part_of_answers() {
+    with_rig(1, |rig| {
+        let home = rig.node_folder("node01").join("home");
+        fs::write(home.join(".tcshrc"), "echo 'Loading cuda/12.4'\n").unwrap();
+        fs::create_dir_all(home.join(".config/fish")).unwrap();
+        fs::write(home.join(".config/fish/config.fish"), "echo 'Loading cuda/12.4'\n").unwrap();
+        for mut node in both_clients(rig) {
+            for start in TALKATIVE {
+                fs::write(home.join(".bashrc"), start).unwrap();
+                assert_eq!(stdout(&mut node, "hostname"), "node01", "{start}");
+                let output = run(&mut node, "echo oops >&2; exit 255").unwrap();
+                assert_eq!((output.status, &output.stderr[..]), (Status::Code(255), &b"oops\n"[..]), "{start}");
+                assert!(node.free_bytes("/".into()).unwrap() > 0, "{start}");
+                let (_stream, events) = stream(&node, TICKING, LONG);
+                let before = until(&events, |event| matches!(event, StreamEvent::Line(_)));
+                assert!(matches!(before[..], [StreamEvent::Connected]), "{start}: {before:?}");
+            }
+        }
+    });
+}
+
+#[test]
+fn a_login_shell_that_runs_no_command_is_an_error_with_its_text() {
+    with_rig(1, |rig| {
+        let start = rig.node_folder("node01").join("home/.bashrc");
+        for mut node in both_clients(rig) {
+            fs::write(&start, "printf 'closed for maintenance'\nexit 1\n").unwrap();
+            let error = run(&mut node, "hostname").unwrap_err();
+            assert!(matches!(error, RemoteError::NotRun { .. }) && !error.is_unreachable(), "{error:?}");
+            assert!(error.to_string().contains("closed for maintenance"), "{error}");
+            let (_stream, events) = stream(&node, TICKING, LONG);
+            let StreamEvent::Failed(error) = events.recv_timeout(LONG).unwrap() else { panic!("it has not failed") };
+            assert!(error.to_string().contains("closed for maintenance"), "{error}");
+            // It waits for an answer of the user.
+            fs::write(&start, "printf 'Your name? '\nsleep 1000\n").unwrap();
+            let hasty = Command::new("run a test", "hostname", Duration::from_secs(2));
+            let error = node.run(&hasty).unwrap_err();
+            assert!(error.is_unreachable() && error.to_string().contains("Your name?"), "{error}");
+        }
+    });
+}
+
+#[test]
+fn a_line_without_an_end_is_an_error_and_fills_no_memory() {
+    with_rig(1, |rig| {
+        for node in both_clients(rig) {
+            let (_stream, events) = stream(&node, "tr '\\0' x </dev/zero", LONG);
+            until(&events, |event| matches!(event, StreamEvent::Failed(RemoteError::UnexpectedReply { .. })));
+        }
+    });
+}
+
 /// Starts a process group on a node as a supervisor with one rank, and returns what its process file would contain.
 fn start_group(node: &mut Ssh, folder: &Utf8Path) -> NodeKill {
     let script = folder.join("start.sh");

@@ -1,6 +1,7 @@
 //! The command line: commands, arguments and flags. The doc comments are the text of `--help`.
 
 mod alerts;
+mod blank;
 mod data;
 mod export;
 #[cfg(test)]
@@ -17,6 +18,7 @@ use camino::Utf8PathBuf;
 use clap::{Args as Arguments, Parser, Subcommand};
 
 pub use alerts::*;
+pub use blank::{read, refuse_blank};
 pub use data::*;
 pub use export::*;
 pub use interop::*;

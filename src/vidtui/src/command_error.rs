@@ -1,5 +1,6 @@
 //! The error of a command: a failure in three parts, and the exit code that goes with it.
 
+use crate::output::note;
 use rundir::Failure;
 use std::process::ExitCode;
 
@@ -37,8 +38,8 @@ impl CommandError {
     /// Prints the failure on standard error and returns the exit code.
     pub fn report(&self, format: ErrorFormat) -> ExitCode {
         match format {
-            ErrorFormat::Text => eprintln!("{}", self.failure),
-            ErrorFormat::Json => eprintln!("{}", serde_json::json!({ "error": self.failure })),
+            ErrorFormat::Text => note!("{}", self.failure),
+            ErrorFormat::Json => note!("{}", serde_json::json!({ "error": self.failure })),
         }
         ExitCode::from(self.exit as u8)
     }

@@ -8,6 +8,7 @@ use crate::commands::{encode, launch, sample};
 use crate::comparison;
 use crate::conversions;
 use crate::curves::{self, View};
+use crate::output::note;
 use crate::queue::{Item, Sender};
 use crate::workspace::{Fitting, KillCallbacks, Workspace, report_in_words, stacks_in_words};
 use alerts::{Limits, test_alert};
@@ -88,7 +89,7 @@ impl Runner {
         self.kills.iter().for_each(|given_up| given_up.store(true, Ordering::Relaxed));
         while self.running.try_join_next().is_some() {}
         if !self.running.is_empty() {
-            eprintln!("waiting for launches and kills in progress (Ctrl-C quits now)");
+            note!("waiting for launches and kills in progress (Ctrl-C quits now)");
         }
         // A panic in a task has already ended the program.
         while self.running.join_next().await.is_some() {}

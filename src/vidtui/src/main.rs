@@ -1,5 +1,11 @@
 //! `vidtui`: the console, and a command for everything that the console can do.
 
+#![warn(
+    clippy::print_stderr,
+    clippy::print_stdout,
+    reason = "text that cannot be written must not panic: see `output`"
+)]
+
 mod adapter_file;
 mod appearance;
 mod args;
@@ -30,7 +36,6 @@ mod terminal;
 mod watches;
 mod workspace;
 
-use clap::Parser;
 use command_error::ErrorFormat;
 use console::End;
 use std::process::ExitCode;
@@ -40,9 +45,9 @@ fn main() -> ExitCode {
     // A write beyond the limit of file sizes (ulimit -f) then returns an error. Without a handler, the signal ends the process.
     let _ = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, std::sync::Arc::default());
     // clap exits with 2 when the arguments are invalid.
-    let args = args::Args::parse();
+    let (args, blank) = args::read();
     let is_json = args.command.as_ref().is_some_and(args::Command::is_json);
-    match commands::run(&args) {
+    match blank.map_or_else(|| commands::run(&args), Err) {
         Ok(End::Signal(signal)) => signals::exit_by(signal),
         Ok(End::Quit | End::Gone) => ExitCode::SUCCESS,
         Err(refusal) => refusal.report(if is_json { ErrorFormat::Json } else { ErrorFormat::Text }),

@@ -21,10 +21,36 @@ pub fn json(document: &impl Serialize) -> Result<(), CommandError> {
     line(&document)
 }
 
+/// Prints one JSON document as [`result`].
+pub fn json_result(document: &impl Serialize) -> Result<(), CommandError> {
+    result(&format!("{}\n", serde_json::to_string_pretty(document).map_err(unserializable)?))
+}
+
 /// Prints one JSON object on one line, for streams.
 pub fn json_line(object: &impl Serialize) -> Result<(), CommandError> {
     line(&serde_json::to_string(object).map_err(unserializable)?)
 }
+
+/// Prints the result of a command that has changed something. Its exit code does not depend on who reads the output.
+pub fn result(text: &str) -> Result<(), CommandError> {
+    match io::stdout().write_all(text.as_bytes()).and_then(|()| io::stdout().flush()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        result => written(result),
+    }
+}
+
+/// Prints text on standard error. Text that cannot be written is dropped: a closed pipe or a full disk must not end a kill, a healer or a
+/// queue before its end.
+pub fn note_text(text: &str) {
+    let mut stderr = io::stderr().lock();
+    let _ = stderr.write_all(text.as_bytes()).and_then(|()| stderr.flush());
+}
+
+/// Prints a line on standard error, as `eprintln!`. See [`note_text`].
+macro_rules! note {
+    ($($text:tt)*) => { $crate::output::note_text(&format!("{}\n", format_args!($($text)*))) };
+}
+pub(crate) use note;
 
 fn written(result: io::Result<()>) -> Result<(), CommandError> {
     match result {

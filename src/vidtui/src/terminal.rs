@@ -228,7 +228,9 @@ pub fn install_panic_hook() {
     std::panic::set_hook(Box::new(move |panic| {
         restore();
         report(panic);
-        eprintln!("vidtui: this is a bug in the console. Runs continue without it. To open it again: vidtui");
+        let text = "vidtui: this is a bug in the console. Runs continue without it. To open it again: vidtui\n";
+        // A failed write must not be a second panic.
+        let _ = io::stderr().write_all(text.as_bytes());
         std::process::exit(101);
     }));
 }

@@ -80,7 +80,8 @@ pub fn parse_error(output: &str) -> SlurmError {
 /// Reads the job id from the output of `sbatch --parsable`: `42` or `42;cluster`.
 pub fn read_submitted(output: &str) -> Option<u64> {
     let last = output.lines().map(str::trim).rfind(|line| !line.is_empty())?;
-    last.split(';').next()?.parse().ok()
+    // Slurm counts jobs from 1.
+    last.split(';').next()?.parse().ok().filter(|id| *id > 0)
 }
 
 #[cfg(test)]

@@ -113,8 +113,7 @@ fn query_facts<S: Shell + ?Sized>(shell: &mut S, script: &str) -> Result<NodeFac
 }
 
 fn unexpected(node: &NodeId, command: &Command, answer: &str) -> RemoteError {
-    let answer = answer.chars().take(200).collect();
-    RemoteError::UnexpectedReply { node: node.clone(), action: command.action.clone(), answer }
+    RemoteError::unexpected(node, &command.action, answer)
 }
 
 /// Checks a node of a launch without a hostfile, which is this machine.

@@ -102,6 +102,11 @@ impl KillReport {
         self.job.as_ref().is_none_or(Result::is_ok) && self.nodes.iter().all(NodeReport::all_gone)
     }
 
+    /// Whether all processes had ended before a signal was sent. Slurm reports the end of a job by itself.
+    pub fn has_ended(&self) -> bool {
+        self.job.is_none() && self.nodes.iter().all(|node| node.all_gone() && node.signalled == 0)
+    }
+
     /// Returns the nodes that do not answer, so that their processes are unknown. Slurm reports the processes of a job.
     pub fn unreachable(&self) -> Vec<&NodeId> {
         self.nodes.iter().filter(|node| node.is_unreachable && self.job.is_none()).map(|node| &node.node).collect()

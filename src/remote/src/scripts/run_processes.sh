@@ -1,18 +1,16 @@
 # Lists the live processes that a process file names and those whose environment contains the same run, attempt and node,
-# with the facts that identify their owner. Runs in any POSIX shell, and starts few programs, because it runs until the processes have ended.
+# with the facts that identify their owner. A NUL ends each field, because all of them may contain line ends. Runs in any POSIX shell, and starts few programs, because it runs until the processes have ended.
 export LC_ALL=C
 newline='
 '
 cd /proc || exit
 read -r boot <sys/kernel/random/boot_id || exit
-echo "boot $boot"
+printf 'boot\0%s\0' "$boot"
 marked=" $(@MARKED | tr '\n' ' ')"
-for stat in [0-9]*/stat; do
-    # The process may have exited meanwhile.
-    { read -r line <"$stat"; } 2>/dev/null || continue
-    pid=${stat%/*}
-    # The name in parentheses may contain any character. The fields after it are: state, parent, group, session, …
-    set -- ${line##*) }
+for file in [0-9]*/stat; do
+    read_stat "$file" || continue
+    pid=${file%/*}
+    set -- $stat
     case $1 in Z | X) continue ;; esac
     mark=-
     case $marked in *" $pid/environ "*) mark=marked ;; esac
@@ -33,6 +31,6 @@ for stat in [0-9]*/stat; do
     words=$(tr '\0\n\t' '   ' <"$pid/cmdline") 2>/dev/null || continue
     name=
     [ -n "$words" ] || { read -r name <"$pid/comm"; } 2>/dev/null
-    printf 'process\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n' "$pid" "$1" "$3" "$4" "${20}" "$run" "$mark" "$name" "$words"
+    printf 'process\0%s\0%s\0%s\0%s\0%s\0%s\0%s\0%s\0%s\0' "$pid" "$1" "$3" "$4" "${20}" "$run" "$mark" "$name" "$words"
 done
-echo end
+printf 'end\0'

@@ -4,9 +4,9 @@ cd /proc || exit
 read -r boot <sys/kernel/random/boot_id || exit
 [ "$boot" = @BOOT ] || { echo booted; exit; }
 is_still() { # PID START_TICKS GROUP
-    { read -r line <"$1/stat"; } 2>/dev/null || return
-    pid=$1 ticks=$2 group=$3
-    set -- ${line##*) }
+    ticks=$2 group=$3
+    read_stat "$1/stat" || return
+    set -- $stat
     [ "${20}" = "$ticks" ] && [ "$3" = "$group" ]
 }
 failed=

@@ -8,10 +8,10 @@ read -r boot <sys/kernel/random/boot_id || exit
 limited() { timeout -k 2 @TIMEOUT "$@" 2>&1 </dev/null || echo "(${1##*/} failed with status $?)"; }
 marked=" $(@MARKED | tr '\n' ' ')"
 inspected=
-for stat in [0-9]*/stat; do
-    { read -r line <"$stat"; } 2>/dev/null || continue
-    pid=${stat%/*}
-    set -- ${line##*) }
+for file in [0-9]*/stat; do
+    read_stat "$file" || continue
+    pid=${file%/*}
+    set -- $stat
     samples=
     case "$3 $marked" in
         @PGID\ * | *" $pid/environ "*) ;;
@@ -25,8 +25,8 @@ for stat in [0-9]*/stat; do
     words=$(tr '\0\n' '  ' <"$pid/cmdline" 2>/dev/null)
     printf '\n=== process %s%s, state %s: %s\n' "$pid" "${rank:+, rank $rank}" "$1" "$words"
     for task in "$pid"/task/*; do
-        { read -r name <"$task/comm" && read -r line <"$task/stat"; } 2>/dev/null || continue
-        set -- ${line##*) }
+        { read -r name <"$task/comm"; } 2>/dev/null && read_stat "$task/stat" || continue
+        set -- $stat
         waits=
         # The file has no newline, so `read` returns an error although it reads the value.
         { read -r waits <"$task/wchan"; } 2>/dev/null

@@ -7,11 +7,11 @@ read -r boot <sys/kernel/random/boot_id || exit
 [ "$boot" = @BOOT ] || { echo end; exit; }
 marked=" $(@MARKED | tr '\n' ' ')"
 used() {
-    for stat in [0-9]*/stat; do
-        { read -r line <"$stat"; } 2>/dev/null || continue
-        pid=${stat%/*}
-        # The fields after the name in parentheses are: state, parent, group, session, …; 12 and 13 are user and system time.
-        set -- ${line##*) }
+    for file in [0-9]*/stat; do
+        read_stat "$file" || continue
+        pid=${file%/*}
+        # 12 and 13 are user and system time.
+        set -- $stat
         if [ "$3" != @PGID ]; then
             [ "$4" != @PID ] || continue
             case $marked in *" $pid/environ "*) ;; *) continue ;; esac

@@ -4,6 +4,7 @@ use cluster::NodeId;
 use plan::command_line;
 
 use crate::command::{Command, Output};
+use crate::frame::Frame;
 use crate::transport::Shell;
 use crate::{Local, RemoteError};
 
@@ -33,10 +34,21 @@ impl Shell for Step {
     fn run(&mut self, command: &Command) -> Result<Output, RemoteError> {
         // The variable has the effect of `--overlap`: without it, the step waits for the resources of the previous step. Slurm
         // before 20.11 rejects the option and ignores the variable.
-        let script = format!("SLURM_OVERLAP=1 exec {}", command_line(&self.words(&command.script)));
-        self.here.run(&Command { script, ..command.clone() }).map_err(|error| match error {
-            RemoteError::Timeout { action, after, .. } => {
-                RemoteError::Timeout { node: self.node.clone(), action, after }
+        let frame = Frame::new();
+        let framed = frame.script(&command.script);
+        let script = format!("SLURM_OVERLAP=1 exec {}", command_line(&self.words(&framed)));
+        let output = self.here.run(&Command { script, ..command.clone() }).map_err(|error| match error {
+            RemoteError::Timeout { action, after, printed, .. } => {
+                let printed = frame.without_marks(&printed);
+                RemoteError::Timeout { node: self.node.clone(), action, after, printed }
+            }
+            other => other,
+        })?;
+        // The TaskProlog of a cluster may print text too.
+        frame.answer(&self.node, command, output).map_err(|error| match error {
+            // `srun` did not start the step.
+            RemoteError::NotRun { node, action, status, printed } => {
+                RemoteError::CommandFailed { node, action, status, stderr: printed }
             }
             other => other,
         })

@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, TryRecvError};
 use std::time::{Duration, Instant};
 
+use cluster::NodeId;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rundir::{ErrorCode, Login};
 use ssh2::BlockDirections;
@@ -22,11 +23,12 @@ use ssh2::BlockDirections;
 use super::config::{Settings, SshOptions};
 use super::connect::{Connected, connect};
 use super::exchange::{Exchange, ExchangeError, Opened, Step};
-use super::stream::{OnStreamEvent, StreamEvent, killed_on_disconnect};
+use super::stream::{ACTION, LONGEST_LINE, LineOf, OnStreamEvent, StreamEvent, StreamOutput, endless_line};
 use crate::RemoteError;
 use crate::backoff::Backoff;
-use crate::command::{Command, Output, Status};
+use crate::command::{Command, Output, Status, login_line, printed};
 use crate::error::{ConnectStep, ConnectionError};
+use crate::frame::Frame;
 use crate::threads;
 
 /// The number of parallel commands on a node. By default, servers allow ten channels (MaxSessions); two stay free.
@@ -105,16 +107,25 @@ impl Connection {
     }
 
     /// Runs a command and waits for its exit.
-    pub fn run(&self, command: Command) -> Result<Output, RemoteError> {
+    pub fn run(&self, command: &Command) -> Result<Output, RemoteError> {
         let (reply, answer) = mpsc::channel();
-        let action = command.action.clone();
-        let sent = self.send(Request::Run(command, reply));
+        let frame = Frame::new();
+        let framed = Command { script: frame.script(&command.script), ..command.clone() };
+        let sent = self.send(Request::Run(framed, reply));
         // The thread answers every request, so it has exited only if it panicked.
         let exited = || {
-            let why = "the thread of the connection has exited".into();
+            let (action, why) = (command.action.clone(), "the thread of the connection has exited".into());
             RemoteError::ConnectionLost { node: self.login.node.clone(), action, why }
         };
-        if sent { answer.recv().unwrap_or_else(|_| Err(exited())) } else { Err(exited()) }
+        let output = if sent { answer.recv().unwrap_or_else(|_| Err(exited())) } else { Err(exited()) };
+        match output {
+            Ok(output) => frame.answer(&self.login.node, command, output),
+            Err(RemoteError::Timeout { node, action, after, printed }) => {
+                let printed = frame.without_marks(&printed);
+                Err(RemoteError::Timeout { node, action, after, printed })
+            }
+            Err(error) => Err(error),
+        }
     }
 
     /// Runs a script that writes lines until the returned id is passed to [`Self::end_stream`].
@@ -158,8 +169,17 @@ struct Actor {
 /// Work that runs in its own channel.
 enum Work {
     Command { command: Command, reply: Reply, requested: Instant },
-    Stream { id: u64, script: String, output_timeout: Duration, on_event: OnStreamEvent, last_event: LastEvent },
+    Stream(StreamWork),
     Heartbeat,
+}
+
+struct StreamWork {
+    id: u64,
+    script: String,
+    output: StreamOutput,
+    output_timeout: Duration,
+    on_event: OnStreamEvent,
+    last_event: LastEvent,
 }
 
 /// The last connection event that was sent to the reader of a stream.
@@ -287,11 +307,12 @@ impl Actor {
                 self.waiting.push_back(Work::Command { command, reply, requested: Instant::now() });
             }
             Request::Stream { id, script, output_timeout, on_event } => {
-                let last_event = LastEvent::None;
-                self.waiting.push_back(Work::Stream { id, script, output_timeout, on_event, last_event });
+                let (output, last_event) = (StreamOutput::new(), LastEvent::None);
+                let stream = StreamWork { id, script, output, output_timeout, on_event, last_event };
+                self.waiting.push_back(Work::Stream(stream));
             }
             Request::EndStream(ended) => {
-                let is_it = |work: &Work| matches!(work, Work::Stream { id, .. } if *id == ended);
+                let is_it = |work: &Work| matches!(work, Work::Stream(stream) if stream.id == ended);
                 self.waiting.retain(|work| !is_it(work));
                 while let Some(index) = self.running.iter().position(|running| is_it(&running.work)) {
                     self.give_up(index);
@@ -315,7 +336,10 @@ impl Actor {
             let (node, action) = (self.login.node.clone(), running.work.action());
             let error = match end {
                 SessionEnd::Lost(why) => RemoteError::ConnectionLost { node, action, why: why.clone() },
-                SessionEnd::TimedOut(after) => RemoteError::Timeout { node, action, after: *after },
+                SessionEnd::TimedOut(after) => {
+                    let printed = running.printed();
+                    RemoteError::Timeout { node, action, after: *after, printed }
+                }
                 SessionEnd::Dropped => {
                     RemoteError::ConnectionLost { node, action, why: "this program closed it".into() }
                 }
@@ -375,7 +399,10 @@ impl Actor {
             match Exchange::open(&link.session, &work.line(), work.input()) {
                 Ok(Opened::Yes(exchange)) => {
                     self.opening = None;
-                    let Some(work) = self.waiting.pop_front() else { break };
+                    let Some(mut work) = self.waiting.pop_front() else { break };
+                    if let Work::Stream(stream) = &mut work {
+                        stream.output.restart();
+                    }
                     let now = Instant::now();
                     self.running.push(Running { work, exchange, began: now, last_received: now });
                     has_progress = true;
@@ -388,8 +415,8 @@ impl Actor {
                 Ok(Opened::TooMany) if !self.running.is_empty() => {
                     self.opening = None;
                     // If streams use all channels, one of them is ended for the command and started again later.
-                    let is_stream = |running: &Running| matches!(running.work, Work::Stream { .. });
-                    if !matches!(work, Work::Stream { .. }) && self.running.iter().all(is_stream) {
+                    let is_stream = |running: &Running| matches!(running.work, Work::Stream(_));
+                    if !matches!(work, Work::Stream(_)) && self.running.iter().all(is_stream) {
                         let stream = self.give_up(0);
                         self.waiting.push_back(stream);
                     }
@@ -419,16 +446,16 @@ impl Actor {
             if matches!(step, Ok(Step::Progress)) {
                 (has_progress, running.last_received) = (true, Instant::now());
             }
-            let continues = running.send_lines();
+            let continues = running.send_lines(&self.login.node);
             match step {
                 Ok(Step::Idle | Step::Progress) if continues => index += 1,
                 Ok(Step::Idle | Step::Progress) => drop(self.give_up(index)),
                 Ok(Step::Done(status)) => {
-                    self.running.swap_remove(index).finish(status);
+                    self.running.swap_remove(index).finish(&self.login.node, status);
                     has_progress = true;
                 }
                 // The next connection starts the stream again, after a pause.
-                Err(ExchangeError::Refused(why)) if matches!(running.work, Work::Stream { .. }) => return Err(why),
+                Err(ExchangeError::Refused(why)) if matches!(running.work, Work::Stream(_)) => return Err(why),
                 Err(ExchangeError::Refused(why)) => {
                     let Running { work, .. } = self.running.swap_remove(index);
                     let node = self.login.node.clone();
@@ -464,9 +491,12 @@ impl Actor {
                 continue;
             }
             match running.work {
-                Work::Command { .. } => expired.push(self.give_up(index)),
+                Work::Command { .. } => {
+                    let printed = running.printed();
+                    expired.push((self.give_up(index), printed));
+                }
                 // The script may hang while the connection works.
-                Work::Stream { .. } => {
+                Work::Stream(_) => {
                     (running.last_received, is_stream_silent) = (Instant::now(), true);
                     index += 1;
                 }
@@ -476,15 +506,15 @@ impl Actor {
         // Waiting commands expire too: the time limit of a command begins with its request.
         let is_expired = |work: &Work| matches!(work, Work::Command { command, requested, .. } if requested.elapsed() >= command.deadline);
         while let Some(index) = self.waiting.iter().position(is_expired) {
-            expired.extend(self.waiting.remove(index));
+            expired.extend(self.waiting.remove(index).map(|work| (work, String::new())));
         }
         // The command may only be slow, so a heartbeat tests the connection.
         if (is_stream_silent || !expired.is_empty()) && !self.has_heartbeat() {
             self.waiting.push_front(Work::Heartbeat);
         }
-        for work in expired {
+        for (work, printed) in expired {
             let (action, after) = (work.action(), work.deadline());
-            fail(work, RemoteError::Timeout { node: node.clone(), action, after });
+            fail(work, RemoteError::Timeout { node: node.clone(), action, after, printed });
         }
         self.opening.filter(|since| since.elapsed() > HEARTBEAT_TIMEOUT).map(|_| last_received.elapsed())
     }
@@ -496,7 +526,7 @@ impl Actor {
 
     /// Sleeps until the socket or a request wakes the thread, or a time limit or heartbeat is due.
     fn sleep(&mut self, link: &Connected, last_received: Instant) {
-        let is_stream = |running: &Running| matches!(running.work, Work::Stream { .. });
+        let is_stream = |running: &Running| matches!(running.work, Work::Stream(_));
         let busy = !self.waiting.is_empty() || !self.running.iter().all(is_stream);
         let due = self.running.iter().map(|running| {
             let (since, limit) = running.limit();
@@ -525,8 +555,8 @@ impl Actor {
 impl Work {
     fn line(&self) -> String {
         match self {
-            Self::Command { command, .. } => command.line(),
-            Self::Stream { script, .. } => killed_on_disconnect(script),
+            Self::Command { command, .. } => login_line(&command.script),
+            Self::Stream(stream) => stream.output.line(&stream.script),
             Self::Heartbeat => ":".into(),
         }
     }
@@ -534,14 +564,14 @@ impl Work {
     fn input(&self) -> &[u8] {
         match self {
             Self::Command { command, .. } => &command.input,
-            Self::Stream { .. } | Self::Heartbeat => &[],
+            Self::Stream(_) | Self::Heartbeat => &[],
         }
     }
 
     fn action(&self) -> String {
         match self {
             Self::Command { command, .. } => command.action.clone(),
-            Self::Stream { .. } => "stream its metrics".into(),
+            Self::Stream(_) => ACTION.into(),
             Self::Heartbeat => "run a command".into(),
         }
     }
@@ -549,7 +579,7 @@ impl Work {
     fn deadline(&self) -> Duration {
         match self {
             Self::Command { command, .. } => command.deadline,
-            Self::Stream { output_timeout, .. } => *output_timeout,
+            Self::Stream(stream) => stream.output_timeout,
             Self::Heartbeat => HEARTBEAT_TIMEOUT,
         }
     }
@@ -557,7 +587,7 @@ impl Work {
     /// Returns whether the standard input stays open. The script of a stream is killed when its standard input closes, so it
     /// ends when the connection is lost.
     fn keeps_input_open(&self) -> bool {
-        matches!(self, Self::Stream { .. })
+        matches!(self, Self::Stream(_))
     }
 }
 
@@ -566,38 +596,48 @@ impl Running {
     fn limit(&self) -> (Instant, Duration) {
         let since = match &self.work {
             Work::Command { requested, .. } => *requested,
-            Work::Stream { .. } => self.last_received,
+            Work::Stream(_) => self.last_received,
             Work::Heartbeat => self.began,
         };
         (since, self.work.deadline())
     }
 
-    /// Sends complete lines to the reader of a stream. Returns whether the reader continues.
-    fn send_lines(&mut self) -> bool {
-        let Work::Stream { on_event, last_event, .. } = &mut self.work else { return true };
-        let mut flow = ControlFlow::Continue(());
-        if *last_event != LastEvent::Connected && !self.exchange.stdout.is_empty() {
-            *last_event = LastEvent::Connected;
-            flow = on_event(StreamEvent::Connected);
-        }
+    /// Sends the complete lines of the script to the reader of a stream. Returns whether the stream continues.
+    fn send_lines(&mut self, node: &NodeId) -> bool {
+        let Work::Stream(StreamWork { on_event, last_event, output, .. }) = &mut self.work else { return true };
         let bytes = &mut self.exchange.stdout;
         let complete = bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
         let text: Vec<u8> = bytes.drain(..complete).collect();
         for line in String::from_utf8_lossy(&text).lines() {
-            if flow.is_break() {
-                break;
+            let event = match output.read(line) {
+                LineOf::Shell => continue,
+                LineOf::Mark if *last_event == LastEvent::Connected => continue,
+                LineOf::Mark => StreamEvent::Connected,
+                LineOf::Script => StreamEvent::Line(line.to_owned()),
+            };
+            *last_event = LastEvent::Connected;
+            if on_event(event).is_break() {
+                return false;
             }
-            flow = on_event(StreamEvent::Line(line.to_owned()));
         }
-        flow.is_continue()
+        if bytes.len() > LONGEST_LINE {
+            let _ = on_event(endless_line(node, bytes));
+            return false;
+        }
+        true
     }
 
-    fn finish(self, status: Status) {
-        let output = self.exchange.output(status);
+    /// Returns the last lines that the node printed.
+    fn printed(&self) -> String {
+        printed(&self.exchange.stdout, &self.exchange.stderr)
+    }
+
+    fn finish(self, node: &NodeId, status: Status) {
+        let Output { status, stdout, stderr } = self.exchange.output(status);
         match self.work {
             // The send fails if the caller no longer waits.
-            Work::Command { reply, .. } => _ = reply.send(Ok(output)),
-            Work::Stream { mut on_event, .. } => _ = on_event(StreamEvent::Exited(output)),
+            Work::Command { reply, .. } => _ = reply.send(Ok(Output { status, stdout, stderr })),
+            Work::Stream(mut stream) => _ = (stream.on_event)(stream.output.exit(node, status, &stdout, stderr)),
             Work::Heartbeat => {}
         }
     }
@@ -611,20 +651,15 @@ fn fail(work: Work, error: RemoteError) -> Option<Work> {
             let _ = reply.send(Err(error));
             None
         }
-        Work::Stream { id, script, output_timeout, mut on_event, last_event } => {
+        Work::Stream(mut stream) => {
             // The error is reported once and not at every retry.
-            let flow = if last_event == LastEvent::Disconnected {
+            let flow = if stream.last_event == LastEvent::Disconnected {
                 ControlFlow::Continue(())
             } else {
-                on_event(StreamEvent::Disconnected(error))
+                (stream.on_event)(StreamEvent::Disconnected(error))
             };
-            flow.is_continue().then_some(Work::Stream {
-                id,
-                script,
-                output_timeout,
-                on_event,
-                last_event: LastEvent::Disconnected,
-            })
+            stream.last_event = LastEvent::Disconnected;
+            flow.is_continue().then_some(Work::Stream(stream))
         }
         Work::Heartbeat => None,
     }

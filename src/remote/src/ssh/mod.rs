@@ -199,8 +199,7 @@ impl Ssh {
     }
 
     fn unexpected(&self, action: &str, answer: &str) -> RemoteError {
-        let answer = answer.chars().take(200).collect();
-        RemoteError::UnexpectedReply { node: self.node().clone(), action: action.into(), answer }
+        RemoteError::unexpected(self.node(), action, answer)
     }
 }
 
@@ -211,7 +210,7 @@ impl Shell for Ssh {
 
     fn run(&mut self, command: &Command) -> Result<Output, RemoteError> {
         match self.client()? {
-            Client::Libssh2(connection) => connection.run(command.clone()),
+            Client::Libssh2(connection) => connection.run(command),
             Client::OpenSsh(program) => program.run(command),
         }
     }

@@ -3,10 +3,11 @@
 //! is open, or else one of this process.
 
 use std::fs;
-use std::io::Read;
+use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::DirBuilderExt;
 use std::process::{self, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -16,11 +17,12 @@ use rundir::{ErrorCode, Login};
 
 use super::config::{Settings, SshOptions};
 use super::connect::{is_second_factor, second_factor};
-use super::stream::{OnStreamEvent, StreamEvent, killed_on_disconnect};
+use super::stream::{ACTION, LONGEST_LINE, LineOf, OnStreamEvent, StreamEvent, StreamOutput, endless_line};
 use crate::RemoteError;
 use crate::child::{self, drain, wait};
-use crate::command::{Command, Output, Status};
+use crate::command::{Command, Output, Status, login_line, printed};
 use crate::error::{ConnectStep, ConnectionError};
+use crate::frame::Frame;
 use crate::threads;
 
 /// The timeout of making the shared connection.
@@ -107,23 +109,27 @@ impl OpenSsh {
     /// Runs a command and waits for its exit.
     pub fn run(&self, command: &Command) -> Result<Output, RemoteError> {
         let node = &self.login.node;
-        let timed_out = || {
+        let timed_out = |printed: String| {
             let (node, action) = (node.clone(), command.action.clone());
-            RemoteError::Timeout { node, action, after: command.deadline }
+            RemoteError::Timeout { node, action, after: command.deadline, printed }
         };
         let route = self.route().map_err(|error| RemoteError::Unreachable { node: node.clone(), error })?;
         let requested = Instant::now();
-        let _session = self.session(command.deadline).ok_or_else(timed_out)?;
+        let _session = self.session(command.deadline).ok_or_else(|| timed_out(String::new()))?;
         let left = command.deadline.saturating_sub(requested.elapsed());
         let cannot = |error| RemoteError::io(node, format!("start {}", self.options.program), error);
-        let output = child::run(&mut self.command(&route, &command.line()), &command.input, left).map_err(cannot)?;
-        let output = output.ok_or_else(timed_out)?;
-        if output.status == Status::Code(SSH_FAILED) {
+        let frame = Frame::new();
+        let mut program = self.command(&route, &login_line(&frame.script(&command.script)));
+        let output = match child::run(&mut program, &command.input, left).map_err(cannot)? {
+            Ok(output) => output,
+            Err(killed) => return Err(timed_out(frame.without_marks(&printed(&killed.stdout, &killed.stderr)))),
+        };
+        if output.status == Status::Code(SSH_FAILED) && !frame.is_complete(&output) {
             self.forget();
-            let why = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+            let why = frame.without_marks(&printed(&output.stdout, &output.stderr));
             return Err(RemoteError::ConnectionLost { node: node.clone(), action: command.action.clone(), why });
         }
-        Ok(output)
+        frame.answer(node, command, output)
     }
 
     /// Waits for a free session.
@@ -186,23 +192,31 @@ impl OpenSsh {
         let route = self.route().map_err(|error| RemoteError::Unreachable { node: node.clone(), error })?;
         let cannot = |error| RemoteError::io(node, format!("start {}", self.options.program), error);
         // The standard input of the script stays open until the stream ends.
-        let mut child =
-            self.command(&route, &killed_on_disconnect(script)).stdin(Stdio::piped()).spawn().map_err(cannot)?;
-        let lines = lines(child.stdout.take());
+        let mut output = StreamOutput::new();
+        let mut child = self.command(&route, &output.line(script)).stdin(Stdio::piped()).spawn().map_err(cannot)?;
+        let pieces = pieces(child.stdout.take());
         let stderr = drain(child.stderr.take());
-        let (mut last_received, mut is_connected) = (Instant::now(), false);
+        let (mut last_received, mut is_connected, mut rest) = (Instant::now(), false, Vec::new());
         let end = loop {
-            match lines.recv_timeout(Duration::from_millis(100)) {
-                Ok(line) => {
+            match pieces.recv_timeout(Duration::from_millis(100)) {
+                Ok(Piece::Line(line)) => {
                     last_received = Instant::now();
-                    if !std::mem::replace(&mut is_connected, true) && on_event(StreamEvent::Connected).is_break() {
-                        break None;
-                    }
-                    if on_event(StreamEvent::Line(line)).is_break() {
+                    let event = match output.read(&line) {
+                        LineOf::Shell => continue,
+                        LineOf::Mark => StreamEvent::Connected,
+                        LineOf::Script => StreamEvent::Line(line),
+                    };
+                    is_connected = true;
+                    if on_event(event).is_break() {
                         break None;
                     }
                 }
-                Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => match wait(&mut child, output_timeout) {
+                Ok(Piece::Rest(bytes)) if bytes.len() > LONGEST_LINE => {
+                    let _ = on_event(endless_line(node, &bytes));
+                    break None;
+                }
+                Ok(Piece::Rest(bytes)) => rest = bytes,
+                Err(RecvTimeoutError::Disconnected) => match wait(&mut child, output_timeout) {
                     Ok(status) => break Some(status),
                     Err(error) => {
                         let _ = child.kill();
@@ -227,20 +241,18 @@ impl OpenSsh {
             self.forget();
             Err(StreamFailure { was_connected: is_connected, error })
         };
-        let action = "stream its metrics".to_owned();
+        let action = ACTION.to_owned();
         match end {
             None => Ok(()),
-            Some(None) => lost(RemoteError::Timeout { node: node.clone(), action, after: output_timeout }),
+            Some(None) => {
+                lost(RemoteError::Timeout { node: node.clone(), action, after: output_timeout, printed: String::new() })
+            }
             Some(Some(status)) if status.code() == Some(SSH_FAILED) => {
                 let why = String::from_utf8_lossy(&stderr.recv().unwrap_or_default()).trim().to_owned();
                 lost(RemoteError::ConnectionLost { node: node.clone(), action, why })
             }
             Some(Some(status)) => {
-                let _ = on_event(StreamEvent::Exited(Output {
-                    status: status.into(),
-                    stdout: Vec::new(),
-                    stderr: stderr.recv().unwrap_or_default(),
-                }));
+                let _ = on_event(output.exit(node, status.into(), &rest, stderr.recv().unwrap_or_default()));
                 Ok(())
             }
         }
@@ -363,24 +375,35 @@ fn parse_error(message: &str, login: &Login, ssh: &str) -> ConnectionError {
     ConnectionError::new(step, code, why, format!("{fix}; try `{ssh}`"))
 }
 
-/// Reads complete lines as they arrive. The channel closes at the end of the pipe.
-fn lines<R: Read + Send + 'static>(pipe: Option<R>) -> std::sync::mpsc::Receiver<String> {
-    let (send, lines) = std::sync::mpsc::channel();
+/// A part of the output of a stream.
+enum Piece {
+    /// A complete line, without its end.
+    Line(String),
+    /// The incomplete last line, or the begin of a line that is longer than [`LONGEST_LINE`].
+    Rest(Vec<u8>),
+}
+
+/// The lines that wait until they are read. A program that prints faster waits too.
+const WAITING_LINES: usize = 64;
+
+/// Reads lines as they arrive. The channel closes at the end of the pipe or after a line that is too long.
+fn pieces<R: Read + Send + 'static>(pipe: Option<R>) -> Receiver<Piece> {
+    let (send, pieces) = mpsc::sync_channel(WAITING_LINES);
     threads::spawn(move || {
         let Some(pipe) = pipe else { return };
-        let mut reader = std::io::BufReader::new(pipe);
-        let mut line = Vec::new();
-        while std::io::BufRead::read_until(&mut reader, b'\n', &mut line).is_ok_and(|read| read > 0)
-            && line.ends_with(b"\n")
-        {
-            let text = String::from_utf8_lossy(&line[..line.len() - 1]).into_owned();
-            if send.send(text).is_err() {
+        let mut reader = BufReader::new(pipe);
+        loop {
+            let mut line = Vec::new();
+            let read = reader.by_ref().take(LONGEST_LINE as u64 + 1).read_until(b'\n', &mut line);
+            let is_complete = read.is_ok() && line.pop_if(|byte| *byte == b'\n').is_some();
+            let piece =
+                if is_complete { Piece::Line(String::from_utf8_lossy(&line).into_owned()) } else { Piece::Rest(line) };
+            if send.send(piece).is_err() || !is_complete {
                 return;
             }
-            line.clear();
         }
     });
-    lines
+    pieces
 }
 
 #[cfg(test)]

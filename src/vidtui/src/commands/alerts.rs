@@ -4,7 +4,7 @@ use crate::args::{AlertsArgs, AlertsCommand};
 use crate::command_error::CommandError;
 use crate::documents::AlertDocument;
 use crate::inbox::Inbox;
-use crate::output::{self, Side};
+use crate::output::{self, Side, note};
 use crate::terminal;
 use crate::workspace::Workspace;
 use alerts::{Limits, Settings, test_alert};
@@ -67,7 +67,7 @@ fn list(workspace: &Workspace, args: &AlertsArgs) -> Result<(), CommandError> {
     }
     // Report an invalid alerts.toml here, because this is where a user looks for missing alerts.
     if let Err(failure) = Settings::of_user() {
-        eprintln!("{failure}");
+        note!("{failure}");
     }
     if alerts.is_empty() {
         return output::line(&format!("no alerts of the runs in {}", workspace.runs));

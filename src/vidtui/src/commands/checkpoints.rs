@@ -5,7 +5,7 @@ use crate::command_error::CommandError;
 use crate::commands::kill_prompt::confirmed;
 use crate::commands::report_latest;
 use crate::documents::CheckpointDocument;
-use crate::output::{self, Side};
+use crate::output::{self, Side, note};
 use crate::workspace::Workspace;
 use plan::{CheckpointDelete, UseOf};
 use rundir::{CheckpointEntry, ErrorCode, Failure, RunDir, now_s};
@@ -38,7 +38,7 @@ fn change(
             let plan = workspace.plan_delete(dir, step)?;
             if !args.yes {
                 let what = format!("cannot delete the checkpoint of step {step} of {}", plan.run);
-                eprintln!("{}", consequences(&plan));
+                note!("{}", consequences(&plan));
                 if !confirmed(&what, "Delete it?", "add --yes")? {
                     return Err(
                         Failure::new(ErrorCode::Cancelled, "Deletion cancelled", "nothing was removed", "").into()

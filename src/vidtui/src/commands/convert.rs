@@ -4,7 +4,7 @@ use crate::args::{ConvertArgs, DtypeArg, FormArg, LayerArg};
 use crate::command_error::CommandError;
 use crate::commands::transfer::{Transfer, find};
 use crate::conversions::{facts, rows};
-use crate::output::{self, Side};
+use crate::output::{self, Side, note};
 use crate::workspace::Workspace;
 use recipe::Layer;
 use rundir::{ErrorCode, Failure, now_s};
@@ -18,7 +18,7 @@ pub fn run(workspace: &Workspace, args: &ConvertArgs) -> Result<(), CommandError
     if !args.output.json {
         let text = if args.dry_run { in_full(&plan) } else { in_short(&plan) };
         // The report is the output of a dry run, and progress information otherwise.
-        if args.dry_run { output::text(&text)? } else { eprint!("{text}") }
+        if args.dry_run { output::text(&text)? } else { output::note_text(&text) }
     }
     if args.dry_run {
         if args.output.json {
@@ -32,7 +32,7 @@ pub fn run(workspace: &Workspace, args: &ConvertArgs) -> Result<(), CommandError
     transfer.end();
     let done = done?;
     if !done.not_finite.is_empty() {
-        eprintln!("warning: {}", NotFinite::words(&done.not_finite));
+        note!("warning: {}", NotFinite::words(&done.not_finite));
     }
     if args.output.json {
         return output::json(&document(&plan, Some(&done)));

@@ -3,7 +3,7 @@
 use crate::args::{DataImportArgs, DataPruneArgs};
 use crate::command_error::CommandError;
 use crate::commands::transfer::Transfer;
-use crate::output;
+use crate::output::{self, note};
 use crate::workspace::Workspace;
 use ::dataset::store::{remove_unused, unused_shards};
 use ::dataset::{ImportRequest, Imported, NotFiniteClip, NotFiniteClips, plan_import, store_folder};
@@ -28,9 +28,9 @@ pub fn import(args: &DataImportArgs) -> Result<(), CommandError> {
     if !dropped.is_empty() {
         let clip = |clip: &NotFiniteClip| format!("'{}'", clip.id);
         let (count, clips) = (units::counted(dropped.len(), "clip"), units::listed(&dropped, 5, clip));
-        eprintln!("left out {count} with values that are NaN or infinite: {clips}");
+        note!("left out {count} with values that are NaN or infinite: {clips}");
     }
-    eprintln!(
+    note!(
         "{} in {}, {}; set data.index to the index below",
         units::counted(samples, "sample"),
         units::counted(files, "file"),
@@ -53,7 +53,7 @@ pub fn prune(workspace: &Workspace, args: &DataPruneArgs) -> Result<(), CommandE
         output::line(&format!("{} {}", data.join(&shard.name), units::short_size(shard.bytes)))?;
     }
     let (count, bytes) = (units::counted(shards.len(), "unused shard"), shards.iter().map(|shard| shard.bytes).sum());
-    eprintln!("{} {count}, {}", if args.dry_run { "found" } else { "removed" }, units::short_size(bytes));
+    note!("{} {count}, {}", if args.dry_run { "found" } else { "removed" }, units::short_size(bytes));
     Ok(())
 }
 

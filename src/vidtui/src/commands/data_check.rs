@@ -3,7 +3,7 @@
 use crate::args::{DataCheckArgs, ListedArgs};
 use crate::command_error::CommandError;
 use crate::commands::transfer::{Measure, Step, Transfer};
-use crate::output;
+use crate::output::{self, note};
 use crate::workspace::Workspace;
 use camino::Utf8Path;
 use dataset::check::{CAPTION_CHARACTERS, CheckRequest, Checked, check};
@@ -56,7 +56,7 @@ pub fn run(workspace: &Workspace, args: &DataCheckArgs) -> Result<(), CommandErr
         output::text(&report.text(io::stdout().is_terminal().then_some(width)))?;
         match &args.out {
             Some(out) => output::line(&format!("manifest  {out}"))?,
-            None if accepted.is_ok() => eprintln!("--out manifest.jsonl writes the manifest, for vidtui data encode"),
+            None if accepted.is_ok() => note!("--out manifest.jsonl writes the manifest, for vidtui data encode"),
             None => {}
         }
     }

@@ -6,7 +6,7 @@ use crate::commands::data_check::{OnStep, Wanted, check_frames, check_source, ra
 use crate::commands::launch;
 use crate::commands::transfer::{Step, Transfer};
 use crate::commands::typed::typed;
-use crate::output;
+use crate::output::{self, note};
 use crate::workspace::{LaunchOptions, Subject, Workspace, recipe_failure};
 use camino::{Utf8Path, Utf8PathBuf};
 use dataset::check::{Checked, Report};
@@ -34,17 +34,17 @@ pub fn encode(workspace: &Workspace, args: &DataEncodeArgs) -> Result<(), Comman
     let Prepared { subject, plan, report, lock: _lock } = prepared?;
     if let Some(report) = report {
         // Print the report on standard error, because standard output has only the id of the run.
-        eprint!("{}", report.text(None));
+        output::note_text(&report.text(None));
     }
-    eprintln!("{}", plan.summary());
+    note!("{}", plan.summary());
     for (item, failure) in &plan.quarantined {
-        eprintln!("left out: {}: {}; try it again with --retry-failed", item.name, failure.why);
+        note!("left out: {}: {}; try it again with --retry-failed", item.name, failure.why);
     }
     let counts = [("reuse", plan.reuse), ("new", plan.new), ("stale", plan.stale.len())];
     let data = ("data".to_owned(), Json::from(args.out.as_str()));
     let more = counts.into_iter().map(|(name, count)| (name.to_owned(), Json::from(count))).chain([data]);
     if plan.is_done() {
-        eprintln!("nothing to encode; the data set is {}", args.out);
+        note!("nothing to encode; the data set is {}", args.out);
         let nothing = ["run", "dir", "attempt"].map(|name| (name.to_owned(), Json::Null));
         let document: Map<_, _> = nothing.into_iter().chain(more).collect();
         return if args.then.output.json { output::json(&document) } else { Ok(()) };

@@ -3,7 +3,7 @@
 use crate::args::FetchArgs;
 use crate::command_error::CommandError;
 use crate::commands::transfer::{Measure, Step, Transfer};
-use crate::output;
+use crate::output::{self, note};
 use hub::{FetchRequest, Settings, fetch};
 use rundir::ErrorCode;
 
@@ -35,7 +35,7 @@ pub fn run(args: &FetchArgs) -> Result<(), CommandError> {
     if args.output.json {
         return output::json(&fetched);
     }
-    eprintln!(
+    note!(
         "{} at commit {}: {}, {}, {} downloaded now",
         model,
         &fetched.commit[..12.min(fetched.commit.len())],

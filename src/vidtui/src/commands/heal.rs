@@ -2,7 +2,7 @@
 
 use crate::args::HealArgs;
 use crate::command_error::CommandError;
-use crate::output;
+use crate::output::{self, note};
 use crate::workspace::{Workspace, record_heal};
 use alerts::{Limits, Outbox, Settings};
 use plan::{FailedAttempt, HealDecision, heal_decision, healed_too_often};
@@ -66,15 +66,15 @@ pub fn run(workspace: &Workspace, args: &HealArgs) -> Result<(), CommandError> {
 /// Opens the alert channels of this user, or those of the newest attempt if the user's settings are invalid.
 fn outbox(dir: &RunDir) -> Outbox {
     let settings = Settings::of_user().map(Option::unwrap_or_default).or_else(|failure| {
-        eprintln!("{failure}");
+        note!("{failure}");
         let newest = dir.attempt_numbers()?.last().copied().unwrap_or_default();
         Settings::of_attempt(dir, newest)
     });
     let settings = settings.unwrap_or_else(|failure| {
-        eprintln!("{failure}");
+        note!("{failure}");
         Settings::default()
     });
-    Outbox::open(dir, AlertWriter::Healer, settings, Limits::default(), |line| eprintln!("{line}"))
+    Outbox::open(dir, AlertWriter::Healer, settings, Limits::default(), |line| note!("{line}"))
 }
 
 /// A run that the healer watches, with the state of its retries.
@@ -117,7 +117,7 @@ impl Watch<'_> {
             };
             // A temporary failure, such as an unreachable file system, is printed and retried.
             if let Some(failure) = temporary {
-                eprintln!("{failure}");
+                note!("{failure}");
             }
             thread::sleep(POLL);
         }
@@ -194,8 +194,8 @@ impl Watch<'_> {
 
     fn resume(&mut self, state: &(RunSummary, RunFacts), failed: &FailedAttempt) -> Result<(), Failure> {
         let plan = self.workspace.plan_heal(state, &self.settings, failed)?;
-        plan.warnings.iter().for_each(|warning| eprintln!("warning: {warning}"));
-        self.workspace.launch(&plan, &|step| eprintln!("{step}"))?;
+        plan.warnings.iter().for_each(|warning| note!("warning: {warning}"));
+        self.workspace.launch(&plan, &|step| note!("{step}"))?;
         let without = plan.nodes_left_out(state.0.attempt.as_ref());
         let down_s = now_s() - state.1.last_activity_s().unwrap_or_else(now_s);
         self.record(plan.attempt.number, EventKind::Healed { without, down_s });
@@ -213,7 +213,7 @@ impl Watch<'_> {
     fn record(&mut self, attempt: u32, kind: EventKind) {
         let event = Event::new(now_s(), attempt, None, kind.clone());
         if let Err(failure) = record_heal(&self.dir, attempt, kind) {
-            eprintln!("{failure}");
+            note!("{failure}");
         }
         if let Some(alert) = alerts::of_event(&self.meta, &event, event.t) {
             self.outbox.raise(alert);

@@ -5,7 +5,7 @@ mod source;
 
 use crate::args::ImportArgs;
 use crate::command_error::CommandError;
-use crate::output::{self, Side};
+use crate::output::{self, Side, note};
 use crate::workspace::Workspace;
 use camino::Utf8PathBuf;
 use interop::map_metrics;
@@ -97,7 +97,7 @@ fn imported_before(workspace: &Workspace) -> BTreeMap<Utf8PathBuf, RunId> {
 /// Reads a log and creates a run from it. Creates nothing with `--dry-run`.
 fn import(workspace: &Workspace, args: &ImportArgs, source: &Source) -> Result<NewRun, Failure> {
     let log = source.read()?;
-    log.warnings.iter().for_each(|warning| eprintln!("warning: {}", printable(warning)));
+    log.warnings.iter().for_each(|warning| note!("warning: {}", printable(warning)));
     let mapped = map_metrics(&log);
     let (Some(first), Some(last)) = (mapped.samples.first(), mapped.samples.last()) else {
         let why = "it has no numbers that were logged at steps";
@@ -152,7 +152,7 @@ fn print(done: &Done, is_dry_run: bool) -> Result<(), CommandError> {
         output::line("use --again to import a log as another run")?;
     }
     for Failed { failure, .. } in &done.failed {
-        failure.to_string().lines().for_each(|line| eprintln!("{}", printable(line)));
+        failure.to_string().lines().for_each(|line| note!("{}", printable(line)));
     }
     Ok(())
 }

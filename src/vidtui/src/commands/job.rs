@@ -6,7 +6,7 @@
 use crate::args::{JobCommand, NodesArgs};
 use crate::checks;
 use crate::command_error::CommandError;
-use crate::output;
+use crate::output::{self, note};
 use crate::workspace::{Workspace, record_heal};
 use camino::Utf8Path;
 use cluster::NodeId;
@@ -53,7 +53,7 @@ fn begin(workspace: &Workspace, run_dir: &Utf8Path, submitted: u32) -> Result<()
     };
     let plan = match plan::job_start(&JobStartRequest { submitted, resume }, &context)? {
         JobStart::Nothing(why) => {
-            eprintln!("nothing to do: {why}");
+            note!("nothing to do: {why}");
             return Ok(());
         }
         JobStart::SubmittedAttempt(plan) => {
@@ -61,7 +61,7 @@ fn begin(workspace: &Workspace, run_dir: &Utf8Path, submitted: u32) -> Result<()
             plan
         }
         JobStart::NextAttempt(plan) => {
-            plan.warnings.iter().for_each(|warning| eprintln!("warning: {warning}"));
+            plan.warnings.iter().for_each(|warning| note!("warning: {warning}"));
             remote::begin_next_attempt(&plan)?;
             let began_s = now_s();
             let failed = FailedAttempt::of(&facts, &runstate::derive(&facts, began_s), began_s);
@@ -69,14 +69,14 @@ fn begin(workspace: &Workspace, run_dir: &Utf8Path, submitted: u32) -> Result<()
                 let down_s = began_s - facts.last_activity_s().unwrap_or(began_s);
                 let without = plan.nodes_left_out(facts.attempt.as_ref());
                 record_heal(&dir, plan.attempt.number, EventKind::Healed { without, down_s })
-                    .unwrap_or_else(|failure| eprintln!("{failure}"));
+                    .unwrap_or_else(|failure| note!("{failure}"));
             }
-            eprintln!("attempt {} continues from step {}", plan.attempt.number, plan.attempt.start_step);
+            note!("attempt {} continues from step {}", plan.attempt.number, plan.attempt.start_step);
             plan
         }
     };
     let found = remote::check_job_nodes(&plan);
-    eprint!("{}", checks::table(&remote::merge_passed(&found), false));
+    output::note_text(&checks::table(&remote::merge_passed(&found), false));
     if let Some(failure) = remote::record_failed_checks(&plan, &found) {
         return Err(failure.into());
     }
@@ -94,7 +94,7 @@ fn requeue(run_dir: &Utf8Path, warned: bool) -> Result<(), CommandError> {
             if let Some(failed) = FailedAttempt::of(&facts, &runstate::derive(&facts, now_s()), now_s()) {
                 record_heal(&dir, failed.attempt, failed.heal_started())?;
             }
-            eprintln!("{why}: the job is requeued");
+            note!("{why}: the job is requeued");
             Ok(())
         }
         Err(why) => Err(Failure::new(ErrorCode::SlurmJobState, "the job is not requeued", why, "").into()),

@@ -31,7 +31,7 @@ pub fn kill(workspace: &Workspace, args: &KillArgs) -> Result<(), CommandError> 
         return show(plan, json);
     }
     if !yes {
-        eprint!("{}", run_in_words(&plan));
+        output::note_text(&run_in_words(&plan));
         let question = match plan.dir.read_run()?.task() {
             Task::Train => "Steps since the last checkpoint are lost. Kill?",
             Task::Encode => "Clips and captions that are stored are kept. Kill?",

@@ -5,7 +5,7 @@ use crate::args::NodesArgs;
 use crate::command_error::CommandError;
 use crate::commands::kill_prompt::{self, KillOptions, confirm, nodes, run_document, run_in_words};
 use crate::commands::node_listing::{NodeListing, names};
-use crate::output::{self, Side};
+use crate::output::{self, Side, note};
 use crate::workspace::{Workspace, report_in_words};
 use plan::{KillHow, KillPlan, KillScope, OrphanKill, Spared, SparedProcess};
 use remote::KillReport;
@@ -37,7 +37,7 @@ pub fn kill_training(
                 Spared::OtherUser => format!("belongs to {}", process.user),
                 Spared::ThisProgram => "is this program".to_owned(),
             };
-            eprintln!("skipped: process {} on {node} {why}: {}", process.pid, shortened(&process.command));
+            note!("skipped: process {} on {node} {why}: {}", process.pid, shortened(&process.command));
         }
         let none = format!("no process{} on {} trains or uses GPUs", whose(scope), listing.names());
         Ok((kill.plans, none))
@@ -62,10 +62,22 @@ pub fn kill_matching(
         let matches = |command: &str| regex.is_match(command);
         let selected = listing.listed.iter().map(|node| plan::select_orphans(node, scope, &own, &matches));
         let nodes: Vec<_> = selected.filter(|node| !node.processes.is_empty()).collect();
+        if pattern.trim().is_empty() || plan::matches_anything(&matches) {
+            let count = nodes.iter().map(|node| node.processes.len()).sum();
+            return Err(too_broad(pattern, count, &format!("{} on {}", whose(scope), listing.names())));
+        }
         let none = format!("no process{} on {} matches {pattern}", whose(scope), listing.names());
         let plan = (!nodes.is_empty()).then_some(KillPlan::Orphans(OrphanKill { scope, nodes }));
         Ok((plan.into_iter().collect(), none))
     })
+}
+
+/// Returns the error of a pattern that selects processes regardless of what they are.
+fn too_broad(pattern: &str, count: usize, of: &str) -> CommandError {
+    let what = format!("cannot use the pattern '{pattern}'");
+    let why = format!("it matches almost any command line, and selects {}{of}", units::counted(count, "process"));
+    let fix = "name the program and one of its arguments: 'train\\.py.*--config 5b'; if a shell variable holds the pattern, check that it is set";
+    CommandError::request(Failure::new(ErrorCode::InvalidArgument, what, why, fix))
 }
 
 fn whose(scope: KillScope) -> &'static str {
@@ -110,7 +122,7 @@ fn kill_listed(
 fn confirm_plans(plans: &[KillPlan], options: &KillOptions) -> Result<(), CommandError> {
     // Processes that are selected by a pattern are shown even when no confirmation is required.
     if !options.yes || matches!(plans, [KillPlan::Orphans(_)]) {
-        eprint!("{}", plans_in_words(plans));
+        output::note_text(&plans_in_words(plans));
     }
     if options.yes {
         return Ok(());
@@ -149,7 +161,7 @@ fn execute<'a>(
     }
     match first_failure {
         Some(failure) => {
-            reports.iter().for_each(|(plan, report)| eprintln!("{}", result_in_words(plan, report)));
+            reports.iter().for_each(|(plan, report)| note!("{}", result_in_words(plan, report)));
             Err(failure.into())
         }
         None => Ok(reports),
@@ -158,6 +170,9 @@ fn execute<'a>(
 
 fn result_in_words(plan: &KillPlan, report: &KillReport) -> String {
     match plan {
+        KillPlan::Run(run) if run.how == KillHow::Stop && report.has_ended() => {
+            format!("{} has ended already", run.run)
+        }
         KillPlan::Run(run) if run.how == KillHow::Stop => format!("{} saves a checkpoint and stops", run.run),
         KillPlan::Run(run) => format!("{}: {}", run.run, report_in_words(report)),
         KillPlan::Orphans(_) => {

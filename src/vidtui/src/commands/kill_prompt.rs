@@ -1,13 +1,13 @@
 //! The dialog of `vidtui stop` and `vidtui kill`: shows the plan, asks for confirmation, and executes it with its progress.
 
 use crate::command_error::CommandError;
-use crate::output;
+use crate::output::{self, note};
 use crate::workspace::{self, KillCallbacks, Workspace, execute_kill};
 use plan::{KillHow, KillPlan, RunKill};
 use remote::{GpuMemory, KillReport, NodeReport, Transport};
 use rundir::{ErrorCode, Failure, RunDir};
 use serde_json::{Value, json};
-use std::io::{self, BufRead, IsTerminal, Write};
+use std::io::{self, BufRead, IsTerminal};
 
 /// Options of `stop` and `kill`, except their targets.
 pub struct KillOptions {
@@ -53,8 +53,8 @@ pub fn execute(plan: &KillPlan, transports: &mut [Box<dyn Transport>], options: 
 
 fn with_progress<T>(options: &KillOptions, run: impl FnOnce(KillCallbacks<'_>) -> T) -> T {
     run(KillCallbacks {
-        on_wait: &mut |text| eprintln!("{text}"),
-        progress: &mut |step| eprintln!("{}: {}", step.node, step.text),
+        on_wait: &mut |text| note!("{text}"),
+        progress: &mut |step| note!("{}: {}", step.node, step.text),
         is_cancelled: &|| !options.wait,
     })
 }
@@ -83,9 +83,7 @@ pub fn confirmed(cannot: &str, question: &str, yes: &str) -> Result<bool, Comman
         let fix = format!("confirm on the command line: {yes}");
         return Err(CommandError::request(Failure::new(ErrorCode::NoTerminal, cannot, why, fix)));
     }
-    eprint!("{question} [y/N] ");
-    // A failed flush is ignored: every answer but an explicit yes counts as no.
-    let _ = io::stderr().flush();
+    output::note_text(&format!("{question} [y/N] "));
     let mut answer = String::new();
     let read = io::stdin().lock().read_line(&mut answer);
     Ok(read.is_ok() && matches!(answer.trim(), "y" | "Y" | "yes"))

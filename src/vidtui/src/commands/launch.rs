@@ -6,7 +6,7 @@ use crate::commands::report_latest;
 use crate::commands::typed::typed;
 use crate::commands::waiting;
 use crate::documents::AttemptDocument;
-use crate::output;
+use crate::output::{self, note};
 use crate::workspace::{LaunchOptions, Workspace};
 use plan::{LaunchPlan, ResumeKind, ResumeOptions};
 use rundir::{ErrorCode, Failure, RunId};
@@ -96,9 +96,9 @@ pub fn execute(
         return show(plan, then.output.json);
     }
     for warning in &plan.warnings {
-        eprintln!("warning: {warning}");
+        note!("warning: {warning}");
     }
-    let dir = workspace.launch(plan, &|step| eprintln!("{step}"))?;
+    let dir = workspace.launch(plan, &|step| note!("{step}"))?;
     report(plan, then.output.json, more)?;
     if then.wait { waiting::until_finished(workspace, &dir) } else { Ok(()) }
 }
@@ -132,7 +132,7 @@ pub(super) fn show(plan: &LaunchPlan, json: bool) -> Result<(), CommandError> {
         }));
     }
     for warning in &plan.warnings {
-        eprintln!("warning: {warning}");
+        note!("warning: {warning}");
     }
     output::text(&output::facts(&plan.summary))?;
     if let Some(script) = &plan.job_script {

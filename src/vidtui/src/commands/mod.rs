@@ -45,6 +45,7 @@ mod waiting;
 use crate::args::{Args, Command, DataCommand, RecipeCommand};
 use crate::command_error::CommandError;
 use crate::console::{self, End};
+use crate::output::note;
 use crate::workspace::Workspace;
 use camino::Utf8Path;
 use rundir::{ErrorCode, Failure};
@@ -110,6 +111,6 @@ pub fn run(args: &Args) -> Result<End, CommandError> {
 /// Prints on standard error which run `latest` refers to, if that is not the newest run.
 fn report_latest(workspace: &Workspace, given: &str, run: &Utf8Path) {
     if let Some(message) = workspace.latest_in_words(given, run) {
-        eprintln!("{message}");
+        note!("{message}");
     }
 }

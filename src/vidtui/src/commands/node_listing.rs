@@ -2,7 +2,7 @@
 
 use crate::args::NodesArgs;
 use crate::command_error::CommandError;
-use crate::output;
+use crate::output::{self, note};
 use crate::workspace::{Workspace, waits_in_words};
 use cluster::NodeId;
 use plan::NodeProcesses;
@@ -72,7 +72,7 @@ impl NodeListing {
             if nodes.is_empty() {
                 return false;
             }
-            eprintln!("{}", waits_in_words(&nodes.iter().collect::<Vec<_>>(), WAIT_PAUSE));
+            note!("{}", waits_in_words(&nodes.iter().collect::<Vec<_>>(), WAIT_PAUSE));
             thread::sleep(WAIT_PAUSE);
             self.list(nodes);
         }
@@ -81,7 +81,7 @@ impl NodeListing {
 
     /// Prints why nodes failed on standard error.
     pub fn report_failed(&self) {
-        self.failed.iter().for_each(|(_, error)| eprintln!("{error}"));
+        self.failed.iter().for_each(|(_, error)| note!("{error}"));
     }
 
     /// Returns the names of the nodes that answered.
@@ -100,9 +100,9 @@ impl NodeListing {
                 json!({ "node": node, "code": code, "why": why })
             };
             let failed: Vec<Value> = self.failed.iter().map(of_node).collect();
-            output::json(&json!({ "done": !is_dry_run, "found": found, "unreachable": failed }))?;
+            output::json_result(&json!({ "done": !is_dry_run, "found": found, "unreachable": failed }))?;
         } else {
-            output::line(text)?;
+            output::result(&format!("{text}\n"))?;
         }
         if self.failed.is_empty() {
             return Ok(());

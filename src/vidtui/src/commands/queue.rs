@@ -3,7 +3,7 @@
 use crate::args::{LaunchArgs, MovePlace, NodesArgs, QueueAddArgs, QueueArgs, QueueCommand, QueueWorkArgs};
 use crate::command_error::CommandError;
 use crate::documents::QueueEntryDocument;
-use crate::output::{self, Side};
+use crate::output::{self, Side, note};
 use crate::workspace::{Turn, Workspace};
 use rundir::{ErrorCode, Failure, QueueEntry, QueueState, RunId, SCHEMA, next_entry, now_s};
 use serde_json::json;
@@ -242,7 +242,7 @@ fn work(workspace: &Workspace, args: &QueueWorkArgs) -> Result<(), CommandError>
             Ok(entries) => entries,
             // A network file system may be unavailable for a while.
             Err(error) => {
-                eprintln!("{}", Failure::from(error));
+                note!("{}", Failure::from(error));
                 thread::sleep(POLL);
                 continue;
             }
@@ -258,10 +258,10 @@ fn work(workspace: &Workspace, args: &QueueWorkArgs) -> Result<(), CommandError>
             Ok(true) => {}
             Ok(false) => thread::sleep(POLL),
             Err(failure) => {
-                eprintln!("entry {}: {failure}", entry.id);
+                note!("entry {}: {failure}", entry.id);
                 let failed = QueueState::Failed { at_s: now_s(), failure };
                 if let Err(error) = set_state(workspace, entry.id, &QueueState::Waiting, failed) {
-                    eprintln!("{error}");
+                    note!("{error}");
                     thread::sleep(POLL);
                 }
             }
@@ -305,9 +305,9 @@ fn advance(
     if !set_state(workspace, entry.id, &QueueState::Waiting, starting.clone())? {
         return Ok(true);
     }
-    eprintln!("entry {}: starts {run}", entry.id);
-    plan.warnings.iter().for_each(|warning| eprintln!("warning: {warning}"));
-    match here.launch(&plan, &|step| eprintln!("{step}")) {
+    note!("entry {}: starts {run}", entry.id);
+    plan.warnings.iter().for_each(|warning| note!("warning: {warning}"));
+    match here.launch(&plan, &|step| note!("{step}")) {
         Ok(_) => set_state(workspace, entry.id, &starting, QueueState::Started { run, at_s: now_s() }),
         Err(failure) => {
             set_state(workspace, entry.id, &starting, QueueState::Waiting)?;

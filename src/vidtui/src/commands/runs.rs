@@ -3,7 +3,7 @@
 use crate::args::JsonArgs;
 use crate::command_error::CommandError;
 use crate::documents::RunDocument;
-use crate::output::{self, Side};
+use crate::output::{self, Side, note};
 use crate::workspace::Workspace;
 use rundir::now_s;
 use runstate::RunSummary;
@@ -18,7 +18,7 @@ pub fn run(workspace: &Workspace, args: &JsonArgs) -> Result<(), CommandError> {
         return output::json(&serde_json::json!({ "runs": runs, "unreadable": unreadable }));
     }
     for failure in &unreadable {
-        eprintln!("{failure}");
+        note!("{failure}");
     }
     if runs.is_empty() {
         return output::line(&format!("no runs in {}; start one with: vidtui launch RECIPE", workspace.runs));

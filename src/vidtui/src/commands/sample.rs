@@ -8,7 +8,7 @@ use crate::args::SampleArgs;
 use crate::command_error::CommandError;
 use crate::commands::report_latest;
 use crate::commands::waiting;
-use crate::output;
+use crate::output::{self, note};
 use crate::workspace::{Init, LaunchOptions, Subject, Workspace};
 use ::plan::LaunchPlan;
 use camino::{Utf8Path, Utf8PathBuf};
@@ -30,10 +30,10 @@ pub fn run(workspace: &Workspace, args: &SampleArgs) -> Result<(), CommandError>
     let (recipe, warnings) = prepare(workspace, args, &weights)?;
     refuse_existing(&recipe, args)?;
     for warning in warnings {
-        eprintln!("warning: {warning}");
+        note!("warning: {warning}");
     }
     if let Some(plan) = weights.conversion.as_ref().filter(|_| args.dry_run) {
-        eprintln!("the weights are converted first:");
+        note!("the weights are converted first:");
         let facts = crate::conversions::facts(plan);
         if args.output.json {
             let facts: serde_json::Map<_, _> = facts.into_iter().map(|(name, value)| (name, value.into())).collect();
@@ -51,11 +51,11 @@ pub fn run(workspace: &Workspace, args: &SampleArgs) -> Result<(), CommandError>
         return super::launch::show(&plan, args.output.json);
     }
     for warning in &plan.warnings {
-        eprintln!("warning: {warning}");
+        note!("warning: {warning}");
     }
     let folder = plan.dir.sample_folder(&plan.run);
     claim(workspace, &folder, &plan.run.id, args)?;
-    let launched = workspace.launch(&plan, &|step| eprintln!("{step}"));
+    let launched = workspace.launch(&plan, &|step| note!("{step}"));
     let dir = launched.inspect_err(|_| folder.release(&plan.run.id))?;
     if args.no_wait {
         return super::launch::report(&plan, args.output.json, serde_json::Map::new());

@@ -2,7 +2,7 @@
 
 use crate::args::RunArgs;
 use crate::command_error::CommandError;
-use crate::output;
+use crate::output::{self, note};
 use crate::workspace::{CollectedStacks, Workspace, stacks_in_words};
 
 /// Writes the stack traces of the processes of a run into its folder and prints the paths. Signals no process.
@@ -31,7 +31,7 @@ pub fn run(workspace: &Workspace, args: &RunArgs) -> Result<(), CommandError> {
         }));
     }
     for failure in stacks.iter().filter_map(|node| node.result.as_ref().err()) {
-        eprintln!("{failure}");
+        note!("{failure}");
     }
     let summary = ranks.in_words(rundir::now_s());
     output::line(&format!("{summary}{}", stacks_in_words(&stacks)))

@@ -35,7 +35,10 @@ pub fn stop(workspace: &Workspace, args: &StopArgs) -> Result<(), CommandError> 
         return output::line(&format!("{} has stopped; {saved}", plan.run));
     }
     if json {
-        return output::json(&serde_json::json!({ "run": plan.run, "stopping": true }));
+        return output::json(&serde_json::json!({ "run": plan.run, "stopping": !report.has_ended() }));
+    }
+    if report.has_ended() {
+        return output::line(&format!("{} has ended already; see: vidtui status {0}", plan.run));
     }
     if plan.job.as_ref().is_some_and(|job| job.is_cancelled) {
         return output::line(&report_in_words(&report));

@@ -1,6 +1,7 @@
 //! `--wait`: waits until a run has ended, and prints its progress.
 
 use crate::command_error::CommandError;
+use crate::output::note;
 use crate::workspace::Workspace;
 use rundir::{ErrorCode, Failure, RunDir};
 use runstate::{Liveness, RunFacts, RunState, RunSummary};
@@ -81,7 +82,7 @@ fn wait(
         }
         if printed.elapsed() >= PRINT {
             printed = Instant::now();
-            eprintln!("{}", progress(&summary));
+            note!("{}", progress(&summary));
         }
         thread::sleep(POLL);
     }

@@ -21,6 +21,10 @@ impl Workspace {
         let not_found = |code, why: String, fix: String| {
             Err(CommandError::request(Failure::new(code, format!("there is no run '{name}'"), why, fix)))
         };
+        if name.trim().is_empty() {
+            let why = "the name is blank, which every id starts with".to_owned();
+            return not_found(ErrorCode::RunNotFound, why, "write a part of the id, or `latest`".into());
+        }
         if runs.is_empty() {
             let fix = "name the folder with --runs DIR, or start a run: vidtui launch RECIPE";
             return not_found(ErrorCode::RunNotFound, format!("{} has no runs", self.runs), fix.into());

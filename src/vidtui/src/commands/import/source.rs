@@ -2,6 +2,7 @@
 
 use super::printable;
 use crate::command_error::CommandError;
+use crate::output::note;
 use camino::{Utf8Path, Utf8PathBuf};
 use interop::{Log, tensorboard, wandb};
 use rundir::{Error, ErrorCode, Failure, RunDir};
@@ -116,7 +117,7 @@ fn logs_in(root: &Utf8Path, folder: &Utf8Path, depth: usize, found: &mut Vec<Sou
     below.sort();
     for folder in below {
         if let Err(error) = logs_in(root, &folder, depth - 1, found) {
-            eprintln!("warning: {} is left out: {error}", printable(folder.as_str()));
+            note!("warning: {} is left out: {error}", printable(folder.as_str()));
         }
     }
     Ok(())

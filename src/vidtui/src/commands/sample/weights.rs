@@ -2,6 +2,7 @@
 
 use crate::command_error::CommandError;
 use crate::commands::transfer::{self, Transfer};
+use crate::output::note;
 use crate::workspace::Workspace;
 use camino::{Utf8Path, Utf8PathBuf};
 use recipe::{ComputeDtype, SampleScheduler};
@@ -78,7 +79,7 @@ impl SampledWeights {
             std::fs::create_dir_all(folder).map_err(|error| rundir::Error::io("create", folder, error))?;
         }
         let (from, to, bytes) = (&plan.source.location.path, &plan.target, units::short_size(plan.bytes()));
-        eprintln!("converting {from} to {to} ({bytes} to write, once)");
+        note!("converting {from} to {to} ({bytes} to write, once)");
         let mut transfer = Transfer::begin();
         let random = RandomState::new().hash_one(std::process::id()) as u32;
         let done = plan.execute(false, now_s(), random, &mut |progress| transfer.step(progress));
