@@ -21,6 +21,7 @@ pub use dialogs::{
     ActionDialog, CheckpointsDialog, FailureDialog, HelpDialog, KillDialog, LaunchDialog, Modal, PaletteDialog,
     PanelsDialog, ResultsDialog, TargetsDialog,
 };
+pub(crate) use input::one_line;
 pub use input::{Input, Purpose};
 pub use launch_form::{FormPanel, LaunchForm};
 pub(crate) use log_store::LogLine;

@@ -120,7 +120,7 @@ pub enum Msg {
     Key(Key),
     /// The left button or the wheel of the mouse was used.
     Mouse(Mouse),
-    /// Text was pasted. It goes to an open text input, never to the key bindings.
+    /// Text was pasted. It goes to the list of actions or an open text input, never to the key bindings.
     Paste(String),
     /// The terminal's size changed.
     Resize(Size),

@@ -3,6 +3,7 @@
 use ratatui_core::text::{Line, Span};
 use std::ops::Range;
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
+use units::terminal::{Colours, shown};
 
 /// Returns the width of a text in terminal cells.
 pub fn width(text: &str) -> usize {
@@ -131,45 +132,15 @@ pub fn rows(text: &str, max: usize) -> impl Iterator<Item = Range<usize>> + '_ {
 /// Removes escape sequences, control characters, invisible characters and text overwritten by a carriage return from
 /// the output of a program. Tabs become spaces.
 pub fn clean(line: &str) -> String {
-    let line = line.trim_end_matches(['\r', '\n']);
-    let line = line.rsplit('\r').next().unwrap_or_default();
-    let mut out = String::with_capacity(line.len());
-    let mut chars = line.chars().peekable();
-    while let Some(c) = chars.next() {
-        match c {
-            '\x1b' => skip_escape(&mut chars),
-            '\t' => {
-                let stop = 8 - width(&out) % 8;
-                out.extend(std::iter::repeat_n(' ', stop));
-            }
-            c if c.is_control() => {}
-            // Characters that reorder or hide text could make a log line look like a different line.
-            '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}' => {}
-            c => out.push(c),
-        }
+    let line = shown(line, Colours::Remove);
+    let mut pieces = line.split('\t');
+    let mut out = pieces.next().unwrap_or_default().to_owned();
+    for piece in pieces {
+        let stop = 8 - width(&out) % 8;
+        out.extend(std::iter::repeat_n(' ', stop));
+        out.push_str(piece);
     }
     out
-}
-
-/// Skips the rest of an escape sequence (ECMA-48: control sequences, and strings such as titles and links).
-fn skip_escape(chars: &mut std::iter::Peekable<std::str::Chars<'_>>) {
-    match chars.next() {
-        Some('[') => while chars.next().is_some_and(|c| !('@'..='~').contains(&c)) {},
-        Some(']' | 'P' | '_' | '^' | 'X') => {
-            while let Some(c) = chars.next() {
-                if c == '\x07' {
-                    break;
-                }
-                if c == '\x1b' {
-                    chars.next_if_eq(&'\\');
-                    break;
-                }
-            }
-        }
-        // `ESC ( B` of `tput sgr0`: intermediate bytes, then a final one.
-        Some(' '..='/') => while chars.next().is_some_and(|c| (' '..='/').contains(&c)) {},
-        _ => {}
-    }
 }
 
 #[cfg(test)]

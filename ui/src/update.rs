@@ -99,7 +99,7 @@ fn on_key(model: &mut Model, key: Key) -> Vec<Effect> {
         if let (Some(Modal::Palette(dialog)), KeyCode::Char(c), false, false) =
             (&mut model.modal, key.code, key.ctrl, key.alt)
         {
-            dialog.typed(c);
+            dialog.insert(c.encode_utf8(&mut [0; 4]));
             return Vec::new();
         }
         if let (Some(input), None) = (&mut model.input, &model.modal)
@@ -197,8 +197,11 @@ pub(crate) fn act(model: &mut Model, context: Context, action: Action) -> Vec<Ef
     Vec::new()
 }
 
-/// Inserts pasted text into the open text input, if there is one. Pasted text never triggers key bindings.
+/// Inserts pasted text into the list of actions or the open text input, if there is one. Pasted text never triggers key bindings.
 fn paste(model: &mut Model, text: &str) {
+    if let Some(Modal::Palette(dialog)) = &mut model.modal {
+        dialog.insert(text);
+    }
     if let (Some(input), None) = (&mut model.input, &model.modal) {
         input.insert(text);
         typed(model);

@@ -15,6 +15,7 @@ use ratatui_core::buffer::Buffer;
 use ratatui_core::style::Modifier;
 use ratatui_core::terminal::Frame;
 use ratatui_core::text::{Line, Span};
+use units::terminal::is_control;
 
 /// Draws the model into a frame of any size.
 pub fn view(model: &Model, frame: &mut Frame<'_>) {
@@ -66,6 +67,18 @@ fn draw(model: &Model, buf: &mut Buffer) {
     }
     if let Some(modal) = &model.modal {
         modals::view(modal, model, buf);
+    }
+    without_controls(buf);
+}
+
+/// Removes characters that reorder or hide text. ratatui drops control characters, but appends characters without a width to the cell
+/// before them, so that a name or a caption could change how the rest of the row looks.
+fn without_controls(buf: &mut Buffer) {
+    for cell in &mut buf.content {
+        if cell.symbol().len() > 1 && cell.symbol().contains(is_control) {
+            let kept: String = cell.symbol().chars().filter(|c| !is_control(*c)).collect();
+            cell.set_symbol(if kept.is_empty() { " " } else { &kept });
+        }
     }
 }
 
@@ -203,5 +216,22 @@ fn only_ascii(buf: &mut Buffer) {
             _ => "?",
         };
         cell.set_symbol(plain);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ratatui_core::layout::Rect;
+    use ratatui_core::widgets::Widget;
+
+    #[test]
+    fn a_name_cannot_reorder_or_hide_the_text_beside_it() {
+        let mut buf = Buffer::empty(Rect::new(0, 0, 12, 1));
+        let line = Line::from("a\u{202e}b\u{200b}\x1b[2J हि 实\u{feff}|");
+        line.render(buf.area, &mut buf);
+        without_controls(&mut buf);
+        let row: String = buf.content.iter().map(|cell| cell.symbol()).collect();
+        assert_eq!(row.trim_end(), "ab[2J हि 实 |", "the second cell of a wide character is a space");
     }
 }

@@ -1,6 +1,8 @@
 //! Splits the bytes of a log into lines. Handles carriage returns, colours, characters that are split between reads, and
 //! lines that never end.
 
+use units::terminal::{Colours, shown};
+
 /// The maximum length of a line in bytes. A longer line is truncated; lines with metrics are shorter.
 const LONGEST: usize = 64 * 1024;
 
@@ -37,31 +39,7 @@ impl Lines {
 
 /// Decodes a line and removes the control sequences of terminals.
 pub fn clean(line: &[u8]) -> String {
-    let text = String::from_utf8_lossy(line);
-    let mut clean = String::with_capacity(text.len());
-    let mut letters = text.chars().peekable();
-    while let Some(letter) = letters.next() {
-        if letter != '\u{1b}' {
-            clean.extend(Some(letter).filter(|letter| *letter == '\t' || !letter.is_control()));
-            continue;
-        }
-        match letters.next() {
-            // CSI: parameters, then a letter.
-            Some('[') => while letters.next().is_some_and(|c| !('@'..='~').contains(&c)) {},
-            // OSC: a title or a link, up to BEL or ESC \.
-            Some(']') => {
-                while let Some(c) = letters.next() {
-                    if c == '\u{7}' || (c == '\u{1b}' && letters.next_if_eq(&'\\').is_some()) {
-                        break;
-                    }
-                }
-            }
-            // Other sequences have two characters, or three if they select a character set.
-            Some('(' | ')') => drop(letters.next()),
-            _ => {}
-        }
-    }
-    clean.trim().to_owned()
+    shown(&String::from_utf8_lossy(line), Colours::Remove).trim().to_owned()
 }
 
 #[cfg(test)]

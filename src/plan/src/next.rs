@@ -227,6 +227,7 @@ mod tests {
                 steps_total: 60,
                 last: None,
                 skipped_steps: 0,
+                with_loss: None,
                 eta_s: None,
                 items_per_s: None,
                 stages: None,

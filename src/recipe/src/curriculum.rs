@@ -4,8 +4,9 @@ use camino::{Utf8Path, Utf8PathBuf};
 use toml::{Table, Value};
 
 use crate::file::{File, absolute};
+use crate::name::is_name;
 use crate::nearest::nearest;
-use crate::value::{is_name, shown};
+use crate::value::shown;
 use crate::{
     Key, Kind, Origin, ParamSpec, RecipeError, RecipeErrorKind, Resolved, SCHEMA, Task, TrainerKind, load, param_specs,
 };

@@ -29,6 +29,7 @@ mod memory_table;
 mod mesh;
 mod model;
 mod model_table;
+mod name;
 mod nearest;
 mod optim;
 #[cfg(test)]
@@ -67,6 +68,7 @@ pub use memory::{MemorySettings, OFFLOAD_FIX, OFFLOAD_SHARE, OffloadStore};
 pub use memory_table::{MemoryRow, PublishedPeak};
 pub use mesh::Mesh;
 pub use model::{BetaSchedule, Layer, LrAlignment, Model, Positions, Rotary, SEGMENT_FRAMES, Shape, TimestepSpacing};
+pub use name::{is_name_char, name_of};
 pub use nearest::nearest;
 pub use optim::{Optimizer, OptimizerGroup, OptimizerKind, StateBytes};
 pub use params::{FsdpUnit, ParamGroup, ParamInit, ParamRole, ParamSpec, Split, param_specs};
@@ -78,7 +80,7 @@ pub use sample::{
     decoded_frames, latent_frames,
 };
 pub use schedule::{Anneal, ClipRule, LrSchedule, Warmup};
-pub use schema::{Bounds, DefaultValue, Key, Kind, SCHEMA};
+pub use schema::{Bounds, DefaultValue, Key, Kind, MOST_STEPS, SCHEMA};
 pub use secrets::Secrets;
 pub use show::{default_settings, shown_settings};
 pub use slab::{ALIGNMENT, Place, Slab};

@@ -8,9 +8,10 @@ use serde::{Deserialize, Serialize};
 use toml::Value;
 
 use crate::file::{File, absolute, place};
+use crate::name::{is_name, name_of};
 use crate::nearest::{instead_of, sections};
 use crate::schema::REMOVED;
-use crate::value::{self, is_name};
+use crate::value;
 use crate::{Key, Recipe, RecipeError, RecipeErrorKind, SCHEMA, Task, TrainerKind, check};
 
 /// A recipe with the origin of each value.
@@ -277,8 +278,7 @@ impl Settings {
     /// and line, or the flag.
     pub fn resolve(&self) -> Result<Resolved, RecipeError> {
         let stem = self.path.file_stem().unwrap_or_default();
-        let name: String = stem.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
-        let resolved = self.clone().finish(&name)?;
+        let resolved = self.clone().finish(&name_of(stem))?;
         match check::first_broken(&resolved.recipe) {
             None => Ok(resolved),
             Some(broken) => {

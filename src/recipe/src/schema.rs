@@ -212,6 +212,8 @@ const EXPORTS: [&str; 3] = ["log.tensorboard", "log.wandb", "log.prometheus"];
 const BUCKETS: [&str; 2] = ["data.bucket_rule", "data.buckets"];
 /// The largest value of a count, such as steps.
 pub(crate) const MANY: i64 = 1_000_000_000_000;
+/// The largest number of steps of a run. Imported runs may count tokens, or nanoseconds since 1970, instead of steps.
+pub const MOST_STEPS: i64 = 1 << 61;
 
 /// The tasks that a recipe may have.
 const TASKS: &[&str] = &["train", "encode", "sample"];
@@ -308,7 +310,7 @@ pub static SCHEMA: &[Key] = &[
     optional("encode.retry_failed", Kind::Bool, DefaultValue::Bool(false), "retries clips that failed in an earlier encode into the same folder"),
     optional("encode.max_dropped", Kind::Float(Bounds::Share), DefaultValue::Float(0.05), "share of the clips that may be dropped, from 0 to 1; an encode that would lose more, by its manifest or by clips that fail, is refused, and one without any clip always; 0: no clip may be dropped"),
 
-    required("train.steps", int(1, MANY), "optimizer steps of the whole run"),
+    required("train.steps", int(1, MOST_STEPS), "optimizer steps of the whole run"),
     optional("train.epochs", int(0, 1_000_000), DefaultValue::Int(0), "passes over the data sets instead of train.steps; 0: train.steps is set"),
     required("train.global_batch", int(1, 1_000_000), "samples per optimizer step, over all ranks"),
     optional("train.grad_accum", int(1, 1_000_000), DefaultValue::Int(1), "micro-batches per step on each rank; gradients are accumulated over them"),

@@ -2,6 +2,7 @@
 
 use toml::Value;
 
+use crate::name::is_name;
 use crate::nearest::nearest;
 use crate::schema::MANY;
 use crate::train::TRAINABLE;
@@ -60,7 +61,12 @@ pub(crate) fn accept(key: &Key, value: &Value) -> Result<Value, BadValue> {
             tables.map(|set| accept_set(set).map(Value::Table)).collect::<Result<_, _>>().map(Value::Array)
         }
         _ => Err(BadValue {
-            why: format!("expected {}, found {}", expected(key.kind), found(value)),
+            why: match (key.kind, value) {
+                (Kind::Int { max, .. }, Value::Integer(number)) if *number > max => {
+                    format!("expected a whole number of at most {max}, found {}", found(value))
+                }
+                _ => format!("expected {}, found {}", expected(key.kind), found(value)),
+            },
             fix: fix(key, value),
         }),
     }
@@ -248,11 +254,6 @@ fn within(bounds: Bounds, number: f64) -> bool {
             Bounds::Fraction => (0.0..1.0).contains(&number),
             Bounds::Share => (0.0..=1.0).contains(&number),
         }
-}
-
-/// Returns whether a name is valid for a recipe or stage. Few characters are valid, because run folders are named after it.
-pub(crate) fn is_name(name: &str) -> bool {
-    !name.is_empty() && name.len() <= 40 && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '-')
 }
 
 fn check_pattern(pattern: &str) -> Result<(), BadValue> {

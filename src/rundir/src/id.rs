@@ -1,19 +1,18 @@
 //! Ids of runs: they sort by time and are valid file names.
 
 use crate::Error;
+use recipe::{is_name_char, name_of};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
-/// The longest name that [`RunId::new`] keeps, so that a folder name is readable in 80 columns.
-const MAX_NAME: usize = 40;
-/// The longest id that [`RunId::parse`] accepts. Ids are names of folders, which have at most 255 bytes.
+/// The most bytes of an id that [`RunId::parse`] accepts. Ids are names of folders, which have at most 255 bytes.
 const MAX_ID: usize = 128;
 
 /// The id of a run and the name of its folder: `2026-11-20T0340-demo-2s-k7f2`.
 ///
-/// It consists of the UTC time to the minute, the name and a random tail. It has only letters, digits and `-`, so that it never needs
-/// quoting.
+/// It consists of the UTC time to the minute, the name and a random tail. It has only letters and digits, of any script, and `-`, so that it
+/// never needs quoting.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct RunId(String);
@@ -21,30 +20,13 @@ pub struct RunId(String);
 impl RunId {
     /// Makes the id of a run created at `now_s` (Unix seconds); `random` is any random number, its low 20 bits are used.
     ///
-    /// Letters of `name` become lower case, and characters that an id cannot contain become `-`.
+    /// Letters of `name` become lower case, and characters that an id cannot contain become `-`: see [`name_of`].
     pub fn new(now_s: f64, name: &str, random: u32) -> Self {
         let time = jiff::Timestamp::from_second(now_s as i64).unwrap_or_default();
         let time = time.strftime("%Y-%m-%dT%H%M");
-        let mut id = time.to_string();
-        let start = id.len();
-        for c in name.chars() {
-            let c = if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' };
-            if id.len() - start > MAX_NAME {
-                break;
-            }
-            match (id.len() == start, c) {
-                (true, '-') => {}
-                (true, c) => id.extend(['-', c]),
-                (false, '-') if id.ends_with('-') => {}
-                (false, c) => id.push(c),
-            }
-        }
-        if id.len() == start {
-            id.push_str("-run");
-        }
-        if !id.ends_with('-') {
-            id.push('-');
-        }
+        let name = name_of(&name.to_lowercase());
+        let name = if name.is_empty() { "run" } else { &name };
+        let mut id = format!("{time}-{name}-");
         // Crockford's alphabet has no letter that looks like a digit.
         const TAIL: &[u8; 32] = b"0123456789abcdefghjkmnpqrstvwxyz";
         id.extend((0..4).map(|i| TAIL[(random >> (5 * i)) as usize & 31] as char));
@@ -58,9 +40,9 @@ impl RunId {
     pub fn parse(id: &str) -> Result<Self, Error> {
         let bad = |why| Err(Error::BadRunId { id: id.chars().take(MAX_ID).collect(), why });
         if id.len() > MAX_ID {
-            return bad("it is longer than 128 characters");
+            return bad("it is longer than 128 bytes");
         }
-        if let Some(_other) = id.chars().find(|c| !c.is_ascii_alphanumeric() && *c != '-') {
+        if !id.chars().all(is_name_char) {
             return bad("it may contain only letters, digits and '-'");
         }
         let shape = b"dddd-dd-ddTdddd-";
@@ -126,12 +108,15 @@ mod tests {
 
     #[test]
     fn an_id_of_any_name_parses() {
-        for name in ["", "../../etc", "Größe 2s", "--", "a b", &"x".repeat(500), "TTT mlp/3s"] {
+        for name in
+            ["", "../../etc", "Größe 2s", "--", "a b", &"x".repeat(500), "TTT mlp/3s", &"实验".repeat(99), "हिन्दी"]
+        {
             let id = RunId::new(NOW, name, u32::MAX);
             assert_eq!(RunId::parse(id.as_str()).unwrap(), id, "{name:?}");
         }
         assert_eq!(RunId::new(NOW, "../../etc", 0).name(), "etc");
         assert_eq!(RunId::new(NOW, "", 0).name(), "run");
+        assert_eq!(RunId::new(NOW, "实验一 LR", 0).name(), "实验一-lr");
     }
 
     #[test]
@@ -142,8 +127,17 @@ mod tests {
 
     #[test]
     fn a_text_that_is_not_an_id_is_refused() {
-        for bad in ["", "demo", "2026-11-20T0340-", "2026-11-20T0340-../x", "2026-11-20 0340-a", "x026-11-20T0340-a-b"]
-        {
+        for bad in [
+            "",
+            "demo",
+            "2026-11-20T0340-",
+            "2026-11-20T0340-../x",
+            "2026-11-20 0340-a",
+            "x026-11-20T0340-a-b",
+            "2026-11-20T0340-a\u{202e}b",
+            "2026-11-20T0340-a\u{3000}b",
+            "2026-11-20T0340-a\nb",
+        ] {
             assert!(RunId::parse(bad).is_err(), "{bad}");
         }
         assert!(RunId::parse(&format!("2026-11-20T0340-{}", "a".repeat(200))).is_err());

@@ -8,6 +8,8 @@ use std::thread;
 
 /// The number of bytes of a bad line that are kept for display.
 const MAX_SHOWN: usize = 200;
+/// The number of bytes that are kept of a line of text that is too long.
+const MAX_CUT: usize = 64 * 1024;
 /// The bytes from which several threads are used: a shorter text is parsed faster than a thread starts.
 const WORTH_THREADS: usize = 256 * 1024;
 /// More threads do not help, because memory bandwidth limits them.
@@ -23,6 +25,11 @@ pub trait LogLine: Sized + Send {
     /// # Errors
     /// The reason why it cannot be parsed. The line is reported as a [`BadLine`], and reading continues.
     fn parse(line: &[u8]) -> Result<Self, String>;
+
+    /// Returns the item for a line that is too long to be read, given its first bytes. `None`: it is a [`BadLine`].
+    fn cut(_start: &[u8]) -> Option<Self> {
+        None
+    }
 }
 
 /// Any text is a line; bytes that are not UTF-8 are replaced.
@@ -32,6 +39,11 @@ impl LogLine for String {
     fn parse(line: &[u8]) -> Result<Self, String> {
         let line = line.strip_suffix(b"\r").unwrap_or(line);
         Ok(String::from_utf8_lossy(line).into_owned())
+    }
+
+    fn cut(start: &[u8]) -> Option<Self> {
+        let shown = String::from_utf8_lossy(&start[..start.len().min(MAX_CUT)]);
+        Some(format!("{shown}… [the rest of this line is left out, because the line is longer than 4 MiB]"))
     }
 }
 

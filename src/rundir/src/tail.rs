@@ -170,12 +170,38 @@ impl<T: LogLine> Tail<T> {
         }
     }
 
+    /// Reads the text after the last newline as a line: its writer has ended, or the reader does not wait for the rest. `None` if there is
+    /// none, or if it cannot be read as a line. Call this after the last [`Self::poll`].
+    ///
+    /// # Errors
+    /// When an existing file cannot be read.
+    pub fn rest(&mut self) -> io::Result<Option<T>> {
+        let mut rest = vec![0; MAX_READ];
+        let file = match File::open(&self.path) {
+            Ok(file) => file,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(e) => return Err(e),
+        };
+        let got = read_at_most(&file, &mut rest, self.offset)?;
+        let rest = &rest[..got];
+        if self.skipping || rest.is_empty() || memchr(b'\n', rest).is_some() {
+            return Ok(None);
+        }
+        self.offset += got as u64;
+        // If more is added, it is the rest of this line.
+        self.skipping = true;
+        Ok(T::parse(rest).ok())
+    }
+
     fn take_lines(&mut self, got: usize, batch: &mut NewLines<T>) {
         let bytes = &self.buffer[..got];
         let Some(end) = memrchr(b'\n', bytes) else {
             if got == MAX_READ {
                 if !self.skipping {
-                    batch.bad.push(BadLine::new(self.offset, bytes, "it is longer than 4 MiB".into()));
+                    match T::cut(bytes) {
+                        Some(item) => batch.items.push(item),
+                        None => batch.bad.push(BadLine::new(self.offset, bytes, "it is longer than 4 MiB".into())),
+                    }
                 }
                 self.skipping = true;
                 self.offset += got as u64;
@@ -346,22 +372,40 @@ mod tests {
     }
 
     #[test]
-    fn a_line_longer_than_the_buffer_is_reported_and_skipped() {
+    fn a_line_longer_than_the_buffer_is_cut_in_a_log_and_reported_between_samples() {
         let (_keep, run) = temp();
+        append(&run.events(), b"first\n");
         append(&run.events(), &vec![b'x'; 2 * MAX_READ + 10]);
-        append(&run.events(), b" end\nnext\n");
-        let mut tail = Tail::<String>::new(run.events());
-        let (mut lines, mut bad) = (Vec::new(), Vec::new());
-        loop {
-            let batch = tail.poll().unwrap();
-            lines.extend(batch.items);
-            bad.extend(batch.bad);
-            if !batch.more {
-                break;
+        append(&run.events(), b" end\nnext\nlast");
+        fn read<T: LogLine>(run: &crate::RunDir) -> (Vec<T>, Vec<BadLine>, Tail<T>) {
+            let mut tail = Tail::<T>::new(run.events());
+            let (mut lines, mut bad) = (Vec::new(), Vec::new());
+            loop {
+                let batch = tail.poll().unwrap();
+                lines.extend(batch.items);
+                bad.extend(batch.bad);
+                if !batch.more {
+                    return (lines, bad, tail);
+                }
             }
         }
-        assert_eq!(lines, ["next"]);
-        assert_eq!((bad.len(), bad[0].offset), (1, 0));
+        let (lines, bad, mut tail) = read::<String>(&run);
+        assert_eq!((&lines[0][..], &lines[2][..], lines.len(), bad.len()), ("first", "next", 3, 0));
+        assert!(lines[1].starts_with("xxx") && lines[1].ends_with("4 MiB]") && lines[1].len() < 100_000);
+        assert_eq!((tail.rest().unwrap().as_deref(), tail.rest().unwrap()), (Some("last"), None));
+        let (samples, bad, _) = read::<MetricSample>(&run);
+        assert_eq!((samples.len(), bad.len(), bad[1].offset), (0, 3, 6));
+    }
+
+    #[test]
+    fn the_rest_of_a_line_that_was_read_is_not_another_line() {
+        let (_keep, run) = temp();
+        let mut tail = Tail::<String>::new(run.events());
+        assert_eq!(tail.rest().unwrap(), None);
+        append(&run.events(), b"one\ntw");
+        assert_eq!((all(&mut tail), tail.rest().unwrap()), (vec!["one".to_owned()], Some("tw".to_owned())));
+        append(&run.events(), b"o\nthree\n");
+        assert_eq!(all(&mut tail), ["three"]);
     }
 
     #[test]

@@ -26,6 +26,8 @@ const FORGET: Duration = Duration::from_secs(60);
 pub struct Newest {
     /// Logged steps of all attempts, in the order in which they were written.
     pub metrics: Vec<MetricSample>,
+    /// The last of them with a loss, even if many later ones have none: an imported run logs other values at steps of their own.
+    pub with_loss: Option<MetricSample>,
     /// Events of rank 0, of the healer and of the nodes of the newest attempt, in the order of their time.
     pub events: Vec<Event>,
 }
@@ -93,11 +95,15 @@ impl RunTails {
             }
         };
         if restarted || !items.is_empty() {
-            let metrics = &mut Arc::make_mut(&mut self.newest).metrics;
+            let Newest { metrics, with_loss, .. } = Arc::make_mut(&mut self.newest);
             if restarted {
                 metrics.clear();
+                *with_loss = None;
             }
             metrics.extend(items);
+            if let Some(last) = metrics.iter().rfind(has_loss) {
+                *with_loss = Some(last.clone());
+            }
             metrics.drain(..metrics.len().saturating_sub(LINES));
         }
         Ok(())
@@ -135,7 +141,13 @@ pub fn recent_metrics(run: &RunDir) -> Result<Vec<MetricSample>, Error> {
 }
 
 fn recent(path: &Utf8Path) -> io::Result<(Tail<MetricSample>, Vec<MetricSample>)> {
-    Tail::near_end_with(path, FIRST_BYTES, MOST_BYTES, |samples| samples.len() >= LINES)
+    let enough = |samples: &[MetricSample]| samples.len() >= LINES && samples.iter().any(|sample| has_loss(&sample));
+    Tail::near_end_with(path, FIRST_BYTES, MOST_BYTES, enough)
+}
+
+/// Returns whether a sample has a loss, which may be not finite.
+fn has_loss(sample: &&MetricSample) -> bool {
+    !sample.has_no_loss
 }
 
 #[cfg(test)]
@@ -169,6 +181,23 @@ mod tests {
             assert_eq!(recent.last().unwrap().step, 1000);
             assert!((LINES..1000).contains(&recent.len()), "{}", recent.len());
         }
+    }
+
+    #[test]
+    fn the_last_loss_stays_after_many_steps_without_one() {
+        let (_keep, run) = temp();
+        let cache = NewestCache::default();
+        let mut file = LineAppender::open(&run.metrics()).unwrap();
+        file.append(&MetricSample { loss: Some(0.5), ..line(1, 2) }).unwrap();
+        let without = |step| MetricSample { has_no_loss: true, validation_loss: Some(0.7), ..line(step, 64) };
+        for step in 2..=1000 {
+            file.append(&without(step)).unwrap();
+        }
+        let loss = |cache: &NewestCache| cache.newest(&run, []).unwrap().with_loss.clone().and_then(|last| last.loss);
+        assert_eq!(loss(&cache), Some(0.5));
+        file.append(&MetricSample { loss: Some(0.25), ..line(1001, 2) }).unwrap();
+        (1002..=1200).for_each(|step| file.append(&without(step)).unwrap());
+        assert_eq!((loss(&cache), loss(&NewestCache::default())), (Some(0.25), Some(0.25)));
     }
 
     #[test]

@@ -35,6 +35,8 @@ pub struct RunSummary {
     pub last: Option<MetricSample>,
     /// The steps that the trainer has skipped, because the loss or the gradient was not finite.
     pub skipped_steps: u64,
+    /// The last logged step with a loss. In an imported run, later steps may have other values only.
+    pub with_loss: Option<MetricSample>,
     /// The estimated seconds until the run is finished, from the median step time or the rate of items. `None` unless
     /// the run is running or saving.
     pub eta_s: Option<f64>,
@@ -85,6 +87,7 @@ impl RunSummary {
             steps_total: facts.steps_total,
             last,
             skipped_steps: facts.skipped_steps(),
+            with_loss: facts.newest.with_loss.clone(),
             eta_s,
             items_per_s: item_rate(recent).filter(|_| working),
             stages: progress::stages(recent),

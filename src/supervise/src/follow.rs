@@ -6,6 +6,7 @@
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
+use std::os::unix::fs::MetadataExt;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -87,8 +88,7 @@ struct LogWriter {
     attempt: u32,
     start_step: u64,
     world: usize,
-    log: Utf8PathBuf,
-    offset: u64,
+    log: GrowingLog,
     reader: LogReader,
     metrics: Option<LineAppender>,
     events: Option<LineAppender>,
@@ -116,8 +116,7 @@ impl LogWriter {
             attempt,
             start_step,
             world: job.attempt.placement.world(),
-            log: job.run.rank_log(&job.node, attempt, 0),
-            offset: 0,
+            log: GrowingLog::new(job.run.rank_log(&job.node, attempt, 0)),
             reader: LogReader::new(job.recipe.command.trainer, attempt, start_step, accumulation),
             metrics: open(job.run.metrics()),
             events: open(job.run.events()),
@@ -139,7 +138,7 @@ impl LogWriter {
 
     fn look(&mut self) {
         let mut silent = true;
-        while let Some(bytes) = self.more() {
+        while let Some(bytes) = self.log.more() {
             silent = false;
             let events = self.reader.read(&bytes, now_s());
             self.take(events);
@@ -161,16 +160,6 @@ impl LogWriter {
         if finished {
             self.event(EventKind::Finished);
         }
-    }
-
-    /// Returns the new bytes of the log, or `None` if there are none.
-    fn more(&mut self) -> Option<Vec<u8>> {
-        let mut file = File::open(&self.log).ok()?;
-        file.seek(SeekFrom::Start(self.offset)).ok()?;
-        let mut bytes = Vec::new();
-        file.take(BYTES).read_to_end(&mut bytes).ok()?;
-        self.offset += bytes.len() as u64;
-        Some(bytes).filter(|bytes| !bytes.is_empty())
     }
 
     fn take(&mut self, events: Vec<LogEvent>) {
@@ -231,10 +220,69 @@ impl LogWriter {
     }
 }
 
+/// The bytes of a log that grows.
+struct GrowingLog {
+    path: Utf8PathBuf,
+    offset: u64,
+    /// Device and inode, to detect that the file was replaced.
+    identity: Option<(u64, u64)>,
+}
+
+impl GrowingLog {
+    fn new(path: Utf8PathBuf) -> Self {
+        Self { path, offset: 0, identity: None }
+    }
+
+    /// Returns the new bytes, or `None` if there are none. A log that was truncated (by logrotate, or to free disk space) or replaced is
+    /// read from its beginning, after a newline that ends the line that was cut.
+    fn more(&mut self) -> Option<Vec<u8>> {
+        let mut file = File::open(&self.path).ok()?;
+        let meta = file.metadata().ok()?;
+        let identity = (meta.dev(), meta.ino());
+        let known = self.identity.replace(identity);
+        let mut bytes = Vec::new();
+        if meta.len() < self.offset || known.is_some_and(|known| known != identity) {
+            self.offset = 0;
+            bytes.push(b'\n');
+        }
+        file.seek(SeekFrom::Start(self.offset)).ok()?;
+        self.offset += file.take(BYTES).read_to_end(&mut bytes).ok()? as u64;
+        Some(bytes).filter(|bytes| !bytes.is_empty())
+    }
+}
+
 /// Appends a line. An error is only logged, because a missing line must not end the run.
 fn append(file: &mut Option<LineAppender>, line: &impl Serialize) {
     let Some(file) = file else { return };
     if let Err(error) = file.append(line) {
         log!("cannot append to {}: {error}", file.path());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::{self, OpenOptions};
+    use std::io::Write;
+
+    #[test]
+    fn a_log_that_was_truncated_or_replaced_is_read_from_its_beginning() {
+        let keep = tempfile::tempdir().unwrap();
+        let path = Utf8PathBuf::try_from(keep.path().join("rank.log")).unwrap();
+        let append = |text: &str| {
+            OpenOptions::new().append(true).create(true).open(&path).unwrap().write_all(text.as_bytes()).unwrap()
+        };
+        let mut log = GrowingLog::new(path.clone());
+        let mut more = || log.more().map(|bytes| String::from_utf8(bytes).unwrap());
+        assert_eq!(more(), None, "there is no file yet");
+        append("step 1\nstep 2 lo");
+        assert_eq!((more().as_deref(), more()), (Some("step 1\nstep 2 lo"), None));
+        OpenOptions::new().write(true).open(&path).unwrap().set_len(0).unwrap();
+        assert_eq!((more().as_deref(), more()), (Some("\n"), None));
+        append("step 3\n");
+        assert_eq!(more().as_deref(), Some("step 3\n"));
+        fs::rename(&path, path.with_extension("1")).unwrap();
+        append("step 4 is in a longer file\n");
+        assert_eq!((more().as_deref(), more()), (Some("\nstep 4 is in a longer file\n"), None));
     }
 }

@@ -147,7 +147,8 @@ fn main() {
     match done {
         Ok(()) => c10d::exit(0),
         Err(failure) => {
-            rundir::log!("{failure}");
+            // The failure can have names from files.
+            rundir::log!("{}", units::terminal::printable(&failure.to_string()));
             c10d::exit(1)
         }
     }

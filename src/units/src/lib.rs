@@ -1,4 +1,6 @@
-//! Formats numbers, sizes and times for display, and picks the ticks of axes.
+//! Formats numbers, sizes and times for display, and picks the ticks of axes. [`terminal`] makes text safe to print.
+
+pub mod terminal;
 
 /// Formats a size in up to three digits, for sentences: `512 bytes`, `12.5 MiB`, `300 MiB`, `1.2 GiB`.
 pub fn size(bytes: u64) -> String {

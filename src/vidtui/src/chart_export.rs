@@ -13,6 +13,7 @@ use std::collections::BTreeSet;
 use std::error::Error;
 use std::ops::Range;
 use std::sync::Once;
+use units::terminal::printable;
 use units::{Unit, ticks};
 
 /// Pixels of one panel. The height of a chart grows with the number of panels.
@@ -209,7 +210,8 @@ fn svg(chart: &Chart, size: (u32, u32)) -> Drawn<Vec<u8>> {
     let area = SVGBackend::with_string(&mut text, size).into_drawing_area();
     draw(chart, &area)?;
     drop(area);
-    Ok(text.into_bytes())
+    // Titles and legends have names from files.
+    Ok(printable(&text).into_owned().into_bytes())
 }
 
 fn png(chart: &Chart, size: (u32, u32)) -> Drawn<Vec<u8>> {

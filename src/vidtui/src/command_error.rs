@@ -1,8 +1,9 @@
 //! The error of a command: a failure in three parts, and the exit code that goes with it.
 
-use crate::output::note;
+use crate::output::{self, note};
 use rundir::Failure;
 use std::process::ExitCode;
+use units::terminal::printable_json;
 
 /// The error of a command.
 #[derive(Debug)]
@@ -39,7 +40,10 @@ impl CommandError {
     pub fn report(&self, format: ErrorFormat) -> ExitCode {
         match format {
             ErrorFormat::Text => note!("{}", self.failure),
-            ErrorFormat::Json => note!("{}", serde_json::json!({ "error": self.failure })),
+            ErrorFormat::Json => {
+                let error = serde_json::json!({ "error": self.failure }).to_string();
+                output::progress(&format!("{}\n", printable_json(&error)));
+            }
         }
         ExitCode::from(self.exit as u8)
     }

@@ -13,6 +13,7 @@ use crate::appearance;
 use crate::command_error::CommandError;
 use crate::effects::Runner;
 use crate::last_screen;
+use crate::output;
 use crate::queue::{self, Item, Reader, Sender};
 use crate::record::{Header, RecordedMsg, Recorder};
 use crate::settings::Settings;
@@ -138,7 +139,7 @@ async fn open_on_runtime(
         runner.finish().await;
     }
     if let Some(closing_message) = ui::closing_message(&model) {
-        println!("{closing_message}");
+        let _ = output::line(&closing_message);
     }
     end
 }

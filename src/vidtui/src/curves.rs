@@ -14,6 +14,7 @@ use std::fmt::Write;
 use ui::series::{Axis, Mark, MarkKind, Marks};
 use ui::{ChartSpec, ComparisonSpec, XAxis};
 use units::Unit;
+use units::terminal::printable_line;
 
 /// All metrics and node samples of a run.
 pub struct Measured {
@@ -327,11 +328,12 @@ pub fn csv(measured: &Measured, columns: &[Column], window: Option<(f64, f64)>) 
     text
 }
 
-/// Quotes the name of a column if RFC 4180 requires it.
+/// Quotes the name of a column if RFC 4180 requires it. The name is from a file, and tables are also printed in terminals.
 fn quoted(name: &str) -> Cow<'_, str> {
-    match name.contains([',', '"', '\n', '\r']) {
+    let name = printable_line(name);
+    match name.contains([',', '"']) {
         true => format!("\"{}\"", name.replace('"', "\"\"")).into(),
-        false => name.into(),
+        false => name,
     }
 }
 

@@ -228,7 +228,7 @@ impl RunDocument {
             steps_total: summary.steps_total,
             epochs: summary.epochs(),
             skipped_steps: summary.skipped_steps,
-            loss: summary.last.as_ref().and_then(|sample| sample.loss),
+            loss: summary.with_loss.as_ref().and_then(|sample| sample.loss),
             step_s: summary.last.as_ref().map(|sample| sample.step_s),
             eta_s: summary.eta_s,
             curriculum: run.curriculum.clone(),

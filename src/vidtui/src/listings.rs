@@ -107,7 +107,7 @@ fn row(summary: &RunSummary, facts: &RunFacts) -> RunRow {
         state: summary.state.clone(),
         step: summary.step,
         steps_total: summary.steps_total,
-        loss: summary.last.as_ref().and_then(|sample| sample.loss),
+        loss: summary.with_loss.as_ref().and_then(|sample| sample.loss),
         step_s: facts.median_step_s,
         eta_s: summary.eta_s,
         ranks: summary.attempt.as_ref().map_or(0, |attempt| attempt.mesh.world()),

@@ -1,10 +1,7 @@
 //! `vidtui`: the console, and a command for everything that the console can do.
 
-#![warn(
-    clippy::print_stderr,
-    clippy::print_stdout,
-    reason = "text that cannot be written must not panic: see `output`"
-)]
+// Only `output` prints, so that text from files cannot control the terminal.
+#![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod adapter_file;
 mod appearance;

@@ -1,12 +1,22 @@
-//! Prints text, JSON and tables to standard output. A closed pipe is not an error: the process exits with 0.
+//! Everything that commands print: text, JSON and tables to standard output, notes to standard error.
+//!
+//! Names, captions, logs and errors come from files that others wrote. Nothing that is printed here controls the terminal; only
+//! [`styled`] and [`progress`] write sequences of this program. A closed pipe is not an error: the process exits with 0.
 
 use crate::command_error::CommandError;
 use rundir::{ErrorCode, Failure};
 use serde::Serialize;
+use std::borrow::Cow;
 use std::io::{self, Write};
+use units::terminal::{printable, printable_json, printable_line};
 
-/// Prints text as it is.
+/// Prints text. Characters that control a terminal are escaped.
 pub fn text(text: &str) -> Result<(), CommandError> {
+    styled(&printable(text))
+}
+
+/// Prints text as it is, with sequences of this program. Text from files must have been escaped.
+pub fn styled(text: &str) -> Result<(), CommandError> {
     written(io::stdout().write_all(text.as_bytes()).and_then(|()| io::stdout().flush()))
 }
 
@@ -18,39 +28,44 @@ pub fn line(line: &str) -> Result<(), CommandError> {
 /// Prints one JSON document, indented.
 pub fn json(document: &impl Serialize) -> Result<(), CommandError> {
     let document = serde_json::to_string_pretty(document).map_err(unserializable)?;
-    line(&document)
+    line(&printable_json(&document))
 }
 
 /// Prints one JSON document as [`result`].
 pub fn json_result(document: &impl Serialize) -> Result<(), CommandError> {
-    result(&format!("{}\n", serde_json::to_string_pretty(document).map_err(unserializable)?))
+    let document = serde_json::to_string_pretty(document).map_err(unserializable)?;
+    result(&format!("{}\n", printable_json(&document)))
 }
 
 /// Prints one JSON object on one line, for streams.
 pub fn json_line(object: &impl Serialize) -> Result<(), CommandError> {
-    line(&serde_json::to_string(object).map_err(unserializable)?)
+    line(&printable_json(&serde_json::to_string(object).map_err(unserializable)?))
+}
+
+/// Prints a line to standard error, like `eprintln!`. Characters that control a terminal are escaped, and an error of writing is ignored.
+macro_rules! note {
+    ($($format:tt)*) => { $crate::output::note_line(&::std::format!($($format)*)) };
+}
+pub(crate) use note;
+
+/// Prints the text of [`note`].
+pub fn note_line(text: &str) {
+    progress(&format!("{}\n", printable(text)));
+}
+
+/// Writes text to standard error as it is, with sequences of this program. An error of writing is ignored, because standard error may be
+/// closed. Text from files must have been escaped.
+pub fn progress(text: &str) {
+    let _ = io::stderr().write_all(text.as_bytes()).and_then(|()| io::stderr().flush());
 }
 
 /// Prints the result of a command that has changed something. Its exit code does not depend on who reads the output.
 pub fn result(text: &str) -> Result<(), CommandError> {
-    match io::stdout().write_all(text.as_bytes()).and_then(|()| io::stdout().flush()) {
+    match io::stdout().write_all(printable(text).as_bytes()).and_then(|()| io::stdout().flush()) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         result => written(result),
     }
 }
-
-/// Prints text on standard error. Text that cannot be written is dropped: a closed pipe or a full disk must not end a kill, a healer or a
-/// queue before its end.
-pub fn note_text(text: &str) {
-    let mut stderr = io::stderr().lock();
-    let _ = stderr.write_all(text.as_bytes()).and_then(|()| stderr.flush());
-}
-
-/// Prints a line on standard error, as `eprintln!`. See [`note_text`].
-macro_rules! note {
-    ($($text:tt)*) => { $crate::output::note_text(&format!("{}\n", format_args!($($text)*))) };
-}
-pub(crate) use note;
 
 fn written(result: io::Result<()>) -> Result<(), CommandError> {
     match result {
@@ -86,21 +101,24 @@ pub enum Side {
     Right,
 }
 
-/// Aligns cells in columns, two spaces apart, under their titles.
+/// Aligns cells in columns, two spaces apart, under their titles. A cell is one line, whatever is in it.
 pub fn table(columns: &[(&str, Side)], rows: &[Vec<String>]) -> String {
     let titles: Vec<String> = columns.iter().map(|(title, _)| (*title).to_owned()).collect();
+    let rows: Vec<Vec<_>> =
+        [&titles].into_iter().chain(rows).map(|row| row.iter().map(|cell| printable_line(cell)).collect()).collect();
     let width = |column: usize| {
-        let cells = rows.iter().chain([&titles]).filter_map(|row| row.get(column));
-        cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
+        let cells = rows.iter().filter_map(|row| row.get(column));
+        cells.map(|cell| ui::text::width(cell)).max().unwrap_or(0)
     };
     let widths: Vec<usize> = (0..columns.len()).map(width).collect();
     let mut text = String::new();
-    for row in [&titles].into_iter().chain(rows) {
+    for row in &rows {
         let mut line = String::new();
         for ((cell, width), (_, side)) in row.iter().zip(&widths).zip(columns) {
+            let gap = " ".repeat(width - ui::text::width(cell));
             match side {
-                Side::Left => line += &format!("{cell:<width$}  "),
-                Side::Right => line += &format!("{cell:>width$}  "),
+                Side::Left => line += &format!("{cell}{gap}  "),
+                Side::Right => line += &format!("{gap}{cell}  "),
             }
         }
         text += line.trim_end();
@@ -109,10 +127,15 @@ pub fn table(columns: &[(&str, Side)], rows: &[Vec<String>]) -> String {
     text
 }
 
-/// Aligns names and values, one pair per line.
+/// Aligns names and values, one pair per line. A value is one line, whatever is in it.
 pub fn facts(facts: &[(String, String)]) -> String {
-    let width = facts.iter().map(|(name, _)| name.chars().count()).max().unwrap_or(0);
-    facts.iter().map(|(name, value)| format!("{name:<width$}  {value}").trim_end().to_owned() + "\n").collect()
+    let facts: Vec<_> = facts.iter().map(|(name, value)| (printable_line(name), printable_line(value))).collect();
+    let longest = facts.iter().map(|(name, _)| ui::text::width(name)).max().unwrap_or(0);
+    let line = |(name, value): &(Cow<'_, str>, Cow<'_, str>)| {
+        let gap = " ".repeat(longest - ui::text::width(name));
+        format!("{name}{gap}  {value}").trim_end().to_owned() + "\n"
+    };
+    facts.iter().map(line).collect()
 }
 
 #[cfg(test)]
@@ -124,5 +147,14 @@ mod tests {
         let rows = [vec!["a".into(), "7".into()], vec!["longer".into(), "1200".into()]];
         let text = table(&[("run", Side::Left), ("step", Side::Right)], &rows);
         assert_eq!(text, "run     step\na          7\nlonger  1200\n");
+    }
+
+    #[test]
+    fn columns_are_aligned_by_cells_and_a_line_break_in_a_cell_adds_no_row() {
+        let rows = [vec!["实验一".into(), "7".into()], vec!["a\nb\x1b[2J".into(), "12".into()]];
+        let text = table(&[("run", Side::Left), ("step", Side::Right)], &rows);
+        assert_eq!(text, "run            step\n实验一            7\na\\nb\\u{1b}[2J    12\n");
+        let facts = facts(&[("名".into(), "one\ntwo".into()), ("step".into(), "3".into())]);
+        assert_eq!(facts, "名    one\\ntwo\nstep  3\n");
     }
 }

@@ -228,9 +228,8 @@ pub fn install_panic_hook() {
     std::panic::set_hook(Box::new(move |panic| {
         restore();
         report(panic);
-        let text = "vidtui: this is a bug in the console. Runs continue without it. To open it again: vidtui\n";
-        // A failed write must not be a second panic.
-        let _ = io::stderr().write_all(text.as_bytes());
+        let hint = "vidtui: this is a bug in the console. Runs continue without it. To open it again: vidtui";
+        let _ = writeln!(io::stderr(), "{hint}");
         std::process::exit(101);
     }));
 }

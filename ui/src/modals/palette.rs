@@ -5,7 +5,7 @@
 use crate::bindings::{Action, Binding, Context};
 use crate::effect::Effect;
 use crate::layout;
-use crate::model::{Modal, Model, PaletteDialog, context_of};
+use crate::model::{Modal, Model, PaletteDialog, context_of, one_line};
 use crate::places;
 use crate::text;
 use crate::update::act;
@@ -96,12 +96,11 @@ fn visible(model: &Model) -> usize {
 }
 
 impl PaletteDialog {
-    /// Adds a character to the filter.
-    pub fn typed(&mut self, c: char) {
-        if self.filter.chars().count() < LONGEST && !c.is_control() {
-            self.filter.push(c);
-            self.selected = 0;
-        }
+    /// Adds typed or pasted text to the filter.
+    pub fn insert(&mut self, text: &str) {
+        let room = LONGEST.saturating_sub(self.filter.chars().count());
+        self.filter.extend(one_line(text).chars().take(room));
+        self.selected = 0;
     }
 
     /// Returns the selected action.

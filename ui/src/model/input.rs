@@ -1,6 +1,7 @@
 //! The text input in the notice line: its purpose, its text and the cursor.
 
 use crate::bindings::Action;
+use units::terminal::is_control;
 
 /// The open text input.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -101,6 +102,19 @@ impl Purpose {
     }
 }
 
+/// Returns text for a field of one line. A line break becomes a space, together with the spaces around it and a backslash before it, which
+/// continues a command; at the ends of the text, it is dropped. Tabs become spaces. Characters that control a terminal are dropped.
+pub(crate) fn one_line(text: &str) -> String {
+    const BREAKS: [char; 5] = ['\n', '\r', '\u{85}', '\u{2028}', '\u{2029}'];
+    let joined = if text.contains(BREAKS) {
+        let lines = text.split(BREAKS).map(|line| line.strip_suffix('\\').unwrap_or(line).trim());
+        lines.filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ")
+    } else {
+        text.to_owned()
+    };
+    joined.chars().map(|c| if c == '\t' { ' ' } else { c }).filter(|c| !is_control(*c)).collect()
+}
+
 impl Input {
     /// Opens an input with the cursor at the end of a text.
     pub fn new(purpose: Purpose, text: impl Into<String>) -> Self {
@@ -108,9 +122,9 @@ impl Input {
         Self { purpose, cursor: text.len(), text }
     }
 
-    /// Inserts text at the cursor, without control characters.
+    /// Inserts typed or pasted text at the cursor, as [`one_line`] returns it.
     pub fn insert(&mut self, text: &str) {
-        let text: String = text.chars().filter(|c| !c.is_control()).collect();
+        let text = one_line(text);
         self.text.insert_str(self.cursor, &text);
         self.cursor += text.len();
     }
@@ -171,8 +185,25 @@ mod tests {
         assert_eq!(edited("a b", &[LineStart, LineEnd, CursorRight]), "a b|");
         let mut input = Input::new(Purpose::Prompt, "a hill");
         assert!(input.edit(LineStart));
-        input.insert("ä\n ");
+        input.insert("ä");
+        input.insert(" ");
         assert_eq!(input.text, "ä a hill");
         assert!(!input.edit(Accept));
+    }
+
+    #[test]
+    fn pasted_lines_are_one_line() {
+        for (pasted, line) in [
+            ("demo\n", "demo"),
+            // Terminals send a carriage return for each line break.
+            ("a hill\r\rat  night\r\n", "a hill at  night"),
+            ("recipe.toml \\\n    --set train.steps=3", "recipe.toml --set train.steps=3"),
+            (" a\tb ", " a b "),
+            ("\x1b[31mred\u{202e}\u{9b}", "[31mred"),
+            ("实验一 می‌خواهم", "实验一 می‌خواهم"),
+            ("\n\n", ""),
+        ] {
+            assert_eq!(one_line(pasted), line, "{pasted:?}");
+        }
     }
 }

@@ -18,6 +18,7 @@ use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::{Position, Rect};
 use ratatui_core::style::Style;
 use ratatui_core::text::{Line, Span};
+use recipe::is_name_char;
 use rundir::RunId;
 use units::counted;
 
@@ -114,7 +115,7 @@ fn export(model: &mut Model, format: ImageFormat) -> Vec<Effect> {
     // The names of all runs would make the file name too long.
     let extension = if format == ImageFormat::Svg { "svg" } else { "png" };
     let (first, more) = (short_id(&comparison.runs[0]), comparison.runs.len() - 1);
-    let metric = comparison.metric.replace(|c: char| !c.is_ascii_alphanumeric() && c != '_', "-");
+    let metric = comparison.metric.replace(|c: char| !is_name_char(c) && c != '_', "-");
     let to = model.export_dir.join(format!("{first}-and-{more}-{metric}.{extension}"));
     let job = model.jobs.start(Intent::Export);
     vec![Effect::ExportComparison { job, comparison, to }]

@@ -22,7 +22,7 @@ use cluster::NodeId;
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::{Position, Rect};
 use ratatui_core::text::{Line, Span};
-use recipe::Task;
+use recipe::{Task, is_name_char};
 use rundir::{Chart, EventKind, METRICS};
 use units::Unit;
 
@@ -233,7 +233,7 @@ fn export(model: &mut Model, format: ImageFormat) -> Vec<Effect> {
         Panel::Metric(metric) => (PlottedChart::Metric(METRICS[metric].name), METRICS[metric].name.to_owned()),
         Panel::Named(number) => {
             let name = run.series.names().get(number).cloned().unwrap_or_default();
-            (PlottedChart::Named(name.clone()), name.replace(|c: char| !c.is_ascii_alphanumeric(), "-"))
+            (PlottedChart::Named(name.clone()), name.replace(|c: char| !is_name_char(c), "-"))
         }
         Panel::Chart(chart) => (PlottedChart::Chart(chart), chart.info(run_panels::has_power(run)).name.to_owned()),
         _ => return Vec::new(),

@@ -34,6 +34,18 @@ fn typed_words_filter_the_list_and_enter_executes() {
 }
 
 #[test]
+fn pasted_text_filters_the_list() {
+    let mut ui = Ui::on_run(running(83));
+    ui.press(":");
+    ui.send(Msg::Paste("Logs\rmerged\r".into()));
+    assert_eq!(palette(&ui).filter, "Logs merged");
+    let listed: Vec<Action> = palette(&ui).listed().iter().map(|listed| listed.binding.action).collect();
+    assert_eq!(listed, [Action::Logs]);
+    ui.send(Msg::Paste("x".repeat(1000)));
+    assert_eq!(palette(&ui).filter.chars().count(), 60);
+}
+
+#[test]
 fn every_action_of_every_screen_and_dialog_can_be_found() {
     let has_palette = |context: &Context| context.all_bindings().any(|binding| binding.action == Action::Palette);
     for context in Context::ALL.into_iter().filter(has_palette) {

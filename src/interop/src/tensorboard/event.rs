@@ -104,25 +104,25 @@ pub fn decode(event: &[u8]) -> Read<'_> {
     read
 }
 
-/// Returns the numbers in a summary with their tags.
-pub fn scalars(summary: &[u8]) -> impl Iterator<Item = (&str, f64)> {
+/// Returns the numbers in a summary with their tags. `None` is a number whose tag is not UTF-8 or whose type is not known.
+pub fn scalars(summary: &[u8]) -> impl Iterator<Item = Option<(&str, f64)>> {
     let values = Fields::new(summary).filter(|(field, _)| *field == 1).map(|(_, value)| value.bytes());
     values.filter_map(|value| {
         let (mut tag, mut number) = (None, None);
         for (field, value) in Fields::new(value) {
             match field {
                 1 => tag = value.text(),
-                2 => number = value.float(),
+                2 => number = Some(value.float()),
                 8 => number = scalar_tensor(value.bytes()),
                 _ => {}
             }
         }
-        tag.zip(number)
+        number.map(|number| tag.zip(number))
     })
 }
 
-/// Returns the number in a tensor with one number. TensorFlow 2 and Keras write scalars as tensors.
-fn scalar_tensor(tensor: &[u8]) -> Option<f64> {
+/// Returns the number in a tensor with one number; `Some(None)` if its type is not known. TensorFlow 2 and Keras write scalars as tensors.
+fn scalar_tensor(tensor: &[u8]) -> Option<Option<f64>> {
     let (mut dtype, mut elements, mut content, mut typed) = (0, 1, &[][..], None);
     for (field, value) in Fields::new(tensor) {
         match (field, value) {
@@ -143,16 +143,18 @@ fn scalar_tensor(tensor: &[u8]) -> Option<f64> {
             _ => {}
         }
     }
-    if elements != 1 {
+    if elements != 1 || dtype == DT_STRING {
         return None;
     }
-    match dtype {
+    Some(match dtype {
         1 => typed.or_else(|| float32(content)),
         2 => typed.or_else(|| float64(content)),
         3 => typed.or_else(|| content.try_into().ok().map(|bytes| f64::from(i32::from_le_bytes(bytes)))),
         9 => typed.or_else(|| content.try_into().ok().map(|bytes| i64::from_le_bytes(bytes) as f64)),
+        // uint8, int16, int8 and uint16, in the field of int32.
+        4 | 5 | 6 | 17 => typed,
         _ => None,
-    }
+    })
 }
 
 fn float32(bytes: &[u8]) -> Option<f64> {

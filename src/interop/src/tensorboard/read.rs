@@ -54,14 +54,15 @@ fn read_into(log: &mut Log, path: &Utf8Path) -> io::Result<()> {
     let file = File::open(path)?;
     let len = file.metadata()?.len();
     let mut records = Records::new(BufReader::with_capacity(BUFFER, file), len);
+    let mut unread = 0;
     loop {
         let event = match records.next()? {
             Next::Record(data) => decode(data),
-            Next::End => return Ok(()),
+            Next::End => break,
             Next::WrongChecksum(at) => {
                 log.warnings
                     .push(format!("{path}: wrong checksum at byte {at} of {len}; the events after it are not read"));
-                return Ok(());
+                break;
             }
         };
         // Charts begin at step 0, so a negative step counts as 0.
@@ -69,8 +70,16 @@ fn read_into(log: &mut Log, path: &Utf8Path) -> io::Result<()> {
         if event.is_start {
             log.restart_at(step);
         }
-        for (tag, value) in scalars(event.summary) {
-            log.push(tag, Point { step, t: event.wall_time, value });
+        for scalar in scalars(event.summary) {
+            match scalar {
+                Some((tag, value)) => log.push(tag, Point { step, t: event.wall_time, value }),
+                None => unread += 1,
+            }
         }
     }
+    if unread > 0 {
+        log.warnings.push(format!("{path}: numbers left out, because their names or types cannot be read: {unread}"));
+    }
+    log.end_file(path);
+    Ok(())
 }

@@ -18,7 +18,7 @@ pub fn run(workspace: &Workspace, args: &ConvertArgs) -> Result<(), CommandError
     if !args.output.json {
         let text = if args.dry_run { in_full(&plan) } else { in_short(&plan) };
         // The report is the output of a dry run, and progress information otherwise.
-        if args.dry_run { output::text(&text)? } else { output::note_text(&text) }
+        if args.dry_run { output::text(&text)? } else { note!("{}", text.trim_end()) }
     }
     if args.dry_run {
         if args.output.json {

@@ -74,7 +74,7 @@ fn print_pictures(video: &Utf8Path) -> Result<(), CommandError> {
         height: rows.saturating_sub(1).clamp(1, PICTURE_HEIGHT),
     };
     let pictures = Terminal::half_blocks().frames(video, usize::from(count), size)?;
-    output::text(&pictures::to_ansi(&pictures))
+    output::styled(&pictures::to_ansi(&pictures))
 }
 
 /// A folder for a decoded video, removed when dropped.

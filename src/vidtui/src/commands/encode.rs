@@ -13,7 +13,7 @@ use dataset::check::{Checked, Report};
 use dataset::store::Plan;
 use dataset::{Assigner, ClipManifest, EncodeInputs};
 use plan::LaunchPlan;
-use recipe::{Encoders, Recipe, Task, TrainerKind};
+use recipe::{Encoders, Recipe, Task, TrainerKind, name_of};
 use rundir::{ErrorCode, Failure};
 use serde_json::{Map, Value as Json};
 use std::fs::{File, TryLockError};
@@ -34,7 +34,7 @@ pub fn encode(workspace: &Workspace, args: &DataEncodeArgs) -> Result<(), Comman
     let Prepared { subject, plan, report, lock: _lock } = prepared?;
     if let Some(report) = report {
         // Print the report on standard error, because standard output has only the id of the run.
-        output::note_text(&report.text(None));
+        note!("{}", report.text(None).trim_end());
     }
     note!("{}", plan.summary());
     for (item, failure) in &plan.quarantined {
@@ -265,9 +265,8 @@ fn encode_recipe(args: &DataEncodeArgs, manifest: &Utf8Path, trained: Option<&Re
         encoders.insert("scene_tokens".into(), Value::Boolean(true));
     }
     let name = args.out.file_name().unwrap_or("data");
-    let name: String = name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).take(32).collect();
     let mut table = Table::from_iter([
-        ("name".to_owned(), Value::String(format!("encode-{name}"))),
+        ("name".to_owned(), Value::String(name_of(&format!("encode-{name}")))),
         ("task".to_owned(), Value::String("encode".into())),
     ]);
     table.insert("encoders".into(), Value::Table(encoders));

@@ -13,6 +13,7 @@ use rundir::{ErrorCode, Failure, RunDir, RunId};
 use serde::Serialize;
 use source::Source;
 use std::collections::BTreeMap;
+use units::terminal::printable_line;
 
 /// The maximum number of logs that the error names if several cannot be imported.
 const SHOWN: usize = 4;
@@ -83,7 +84,7 @@ pub fn run(workspace: &Workspace, args: &ImportArgs) -> Result<(), CommandError>
     }
     let Some(first) = done.failed.first() else { return Ok(()) };
     let what = format!("cannot import {} of {} logs", done.failed.len(), sources.len());
-    let why = units::listed(&done.failed, SHOWN, |failed| printable(failed.from.as_str()));
+    let why = units::listed(&done.failed, SHOWN, |failed| failed.from.to_string());
     let fix = "see the error of each log; without --again, the same command skips the logs that were imported";
     Err(Failure::new(first.failure.code, what, why, fix).into())
 }
@@ -97,14 +98,15 @@ fn imported_before(workspace: &Workspace) -> BTreeMap<Utf8PathBuf, RunId> {
 /// Reads a log and creates a run from it. Creates nothing with `--dry-run`.
 fn import(workspace: &Workspace, args: &ImportArgs, source: &Source) -> Result<NewRun, Failure> {
     let log = source.read()?;
-    log.warnings.iter().for_each(|warning| note!("warning: {}", printable(warning)));
+    log.warnings.iter().for_each(|warning| note!("warning: {}", warning));
     let mapped = map_metrics(&log);
     let (Some(first), Some(last)) = (mapped.samples.first(), mapped.samples.last()) else {
         let why = "it has no numbers that were logged at steps";
         let fix = "name another log; pictures and texts alone are not imported";
         return Err(Failure::new(ErrorCode::NotFound, format!("cannot import {}", source.path), why, fix));
     };
-    let name = printable(&args.name.clone().or_else(|| log.name.clone()).unwrap_or_else(|| source.name.clone()));
+    let name = args.name.clone().or_else(|| log.name.clone()).unwrap_or_else(|| source.name.clone());
+    let name = printable_line(&name).into_owned();
     // The id has the time when training began, so that the run is listed among the runs of that time.
     let began_s = if first.t > 0.0 { first.t } else { rundir::now_s() };
     let id = run_folder::new_id(&workspace.runs, &name, began_s);
@@ -146,13 +148,13 @@ fn print(done: &Done, is_dry_run: bool) -> Result<(), CommandError> {
         }
     }
     for Skipped { from, run } in &done.skipped {
-        output::line(&printable(&format!("{from} is imported already, as {run}")))?;
+        output::line(&format!("{from} is imported already, as {run}"))?;
     }
     if !done.skipped.is_empty() {
         output::line("use --again to import a log as another run")?;
     }
     for Failed { failure, .. } in &done.failed {
-        failure.to_string().lines().for_each(|line| note!("{}", printable(line)));
+        note!("{failure}");
     }
     Ok(())
 }
@@ -181,11 +183,11 @@ fn print_details(id: &RunId, new: &NewRun) -> Result<(), CommandError> {
         units::grouped(new.last_step)
     ))?;
     if !metrics.is_empty() {
-        output::line(&printable(&format!("metrics: {}", metrics.join(", "))))?;
+        output::line(&format!("metrics: {}", metrics.join(", ")))?;
     }
     if !new.others.is_empty() {
         let others = new.others.join(", ");
-        output::line(&printable(&format!("others, for `vidtui export {id} --metric NAME`: {others}")))?;
+        output::line(&format!("others, for `vidtui export {id} --metric NAME`: {others}"))?;
     }
     Ok(())
 }
@@ -194,9 +196,4 @@ impl NewRun {
     fn series(&self) -> usize {
         self.metrics.len() + self.others.len()
     }
-}
-
-/// Replaces control characters: names in a log must not control the terminal.
-fn printable(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }

@@ -76,7 +76,7 @@ fn begin(workspace: &Workspace, run_dir: &Utf8Path, submitted: u32) -> Result<()
         }
     };
     let found = remote::check_job_nodes(&plan);
-    output::note_text(&checks::table(&remote::merge_passed(&found), false));
+    note!("{}", checks::table(&remote::merge_passed(&found), false).trim_end());
     if let Some(failure) = remote::record_failed_checks(&plan, &found) {
         return Err(failure.into());
     }

@@ -4,7 +4,7 @@ use crate::args::KillArgs;
 use crate::command_error::CommandError;
 use crate::commands::kill_orphans;
 use crate::commands::kill_prompt::{KillOptions, confirm, execute_run, nodes, plan_run, run_in_words, show};
-use crate::output;
+use crate::output::{self, note};
 use crate::workspace::{Workspace, report_in_words};
 use plan::{KillHow, KillScope};
 use recipe::Task;
@@ -31,7 +31,7 @@ pub fn kill(workspace: &Workspace, args: &KillArgs) -> Result<(), CommandError> 
         return show(plan, json);
     }
     if !yes {
-        output::note_text(&run_in_words(&plan));
+        note!("{}", run_in_words(&plan).trim_end());
         let question = match plan.dir.read_run()?.task() {
             Task::Train => "Steps since the last checkpoint are lost. Kill?",
             Task::Encode => "Clips and captions that are stored are kept. Kill?",

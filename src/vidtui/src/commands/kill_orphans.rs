@@ -122,7 +122,7 @@ fn kill_listed(
 fn confirm_plans(plans: &[KillPlan], options: &KillOptions) -> Result<(), CommandError> {
     // Processes that are selected by a pattern are shown even when no confirmation is required.
     if !options.yes || matches!(plans, [KillPlan::Orphans(_)]) {
-        output::note_text(&plans_in_words(plans));
+        note!("{}", plans_in_words(plans).trim_end());
     }
     if options.yes {
         return Ok(());

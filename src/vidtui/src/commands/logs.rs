@@ -3,10 +3,13 @@
 use crate::args::LogsArgs;
 use crate::command_error::CommandError;
 use crate::output;
+use crate::terminal::takes_escapes;
 use crate::workspace::Workspace;
 use rundir::{Attempt, Error, ErrorCode, Failure, RunDir, Tail};
+use std::io;
 use std::thread;
 use std::time::Duration;
+use units::terminal::{Colours, shown};
 
 /// How often growing files are read.
 const FOLLOW: Duration = Duration::from_millis(300);
@@ -36,9 +39,8 @@ pub fn run(workspace: &Workspace, args: &LogsArgs) -> Result<(), CommandError> {
         // Read the state before the files: if the run has ended, the files are complete.
         let ended = !args.follow || workspace.summary(&dir)?.0.state.is_end();
         for log in &mut logs {
-            let lines = read(log)?;
-            let from = args.tail.filter(|_| first).map_or(0, |most| lines.len().saturating_sub(most));
-            print(args, &attempt, log.rank, &lines[from..])?;
+            let most = args.tail.filter(|_| first);
+            read(log, most, ended, |rank, lines| print(args, &attempt, rank, lines))?;
         }
         if ended {
             return Ok(());
@@ -75,19 +77,34 @@ fn open(dir: &RunDir, attempt: &Attempt, only: Option<usize>) -> Result<Vec<Log>
     }
 }
 
-/// Returns the new lines of a log.
-fn read(log: &mut Log) -> Result<Vec<String>, CommandError> {
-    let mut lines = Vec::new();
+/// Prints the new lines of a log: all, or the last `most`. If the run has `ended`, they include the text after the last newline.
+fn read(
+    log: &mut Log,
+    most: Option<usize>,
+    ended: bool,
+    print: impl Fn(usize, &[String]) -> Result<(), CommandError>,
+) -> Result<(), CommandError> {
+    let path = log.tail.path().to_owned();
+    let failed = |source| Error::Io { action: "read", path: path.clone(), source };
+    let mut kept = Vec::new();
     loop {
-        let path = log.tail.path().to_owned();
-        let batch = log.tail.poll().map_err(|source| Error::Io { action: "read", path, source })?;
-        lines.extend(batch.items);
+        let batch = log.tail.poll().map_err(failed)?;
+        kept.extend(batch.items);
+        if !batch.more && ended {
+            kept.extend(log.tail.rest().map_err(failed)?);
+        }
+        match most {
+            // The next batch may have later lines.
+            Some(most) => drop(kept.drain(..kept.len().saturating_sub(most))),
+            None => print(log.rank, &std::mem::take(&mut kept))?,
+        }
         if !batch.more {
-            return Ok(lines);
+            return print(log.rank, &kept);
         }
     }
 }
 
+/// Prints lines: as JSON whole, as text without what controls a terminal. A terminal gets the colours.
 fn print(args: &LogsArgs, attempt: &Attempt, rank: usize, lines: &[String]) -> Result<(), CommandError> {
     if args.json {
         for line in lines {
@@ -95,6 +112,8 @@ fn print(args: &LogsArgs, attempt: &Attempt, rank: usize, lines: &[String]) -> R
         }
         return Ok(());
     }
+    let colours = if takes_escapes(&io::stdout()) { Colours::Keep } else { Colours::Remove };
     let prefix = if args.rank.is_some() { String::new() } else { format!("{rank}: ") };
-    output::text(&lines.iter().map(|line| format!("{prefix}{line}\n")).collect::<String>())
+    let text = |line: &String| format!("{prefix}{}\n", shown(line, colours));
+    output::styled(&lines.iter().map(text).collect::<String>())
 }

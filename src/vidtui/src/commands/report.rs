@@ -20,6 +20,7 @@ use runstate::RunSummary;
 use std::fmt::Write;
 use std::fs;
 use ui::series::Marks;
+use units::terminal::printable;
 
 /// The most events on a page. A page with all events of a long run is slow to open.
 const EVENTS: usize = 500;
@@ -321,9 +322,14 @@ impl Page {
     }
 }
 
-/// Escapes text for an HTML element or a quoted attribute.
+/// Escapes text for an HTML element or a quoted attribute. The page can also be read in a terminal.
 fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;").replace('\'', "&#39;")
+    printable(text)
+        .replace('&', "&amp;")
+        .replace('<', "&lt;")
+        .replace('>', "&gt;")
+        .replace('"', "&quot;")
+        .replace('\'', "&#39;")
 }
 
 /// Percent-encodes a byte for the path of a URL (RFC 3986, section 2).

@@ -36,7 +36,7 @@ pub fn run(workspace: &Workspace, args: &JsonArgs) -> Result<(), CommandError> {
 }
 
 fn row(summary: &RunSummary) -> Vec<String> {
-    let loss = summary.last.as_ref().and_then(|sample| sample.loss);
+    let loss = summary.with_loss.as_ref().and_then(|sample| sample.loss);
     vec![
         summary.run.id.to_string(),
         StateKind::of(&summary.state).word().into(),

@@ -73,10 +73,10 @@ pub fn facts(summary: &RunSummary, findings: &[Finding], goodput: Option<&Goodpu
         let stages = [("probe", probe), ("decode", decode), ("VAE", vae), ("text", text)];
         facts.extend(stages.map(|(name, stage)| (name, stage_in_words(&stage))));
     }
+    if let Some(sample) = summary.with_loss.as_ref().filter(|sample| sample.is_training()) {
+        facts.push(("loss", sample.loss.map_or("not a finite number".into(), units::number)));
+    }
     if let Some(sample) = summary.last.as_ref().filter(|sample| sample.is_training()) {
-        if !sample.has_no_loss {
-            facts.push(("loss", sample.loss.map_or("not a finite number".into(), units::number)));
-        }
         if !sample.is_from_log || sample.step_s > 0.0 {
             facts.push(("step time", units::value(sample.step_s, units::Unit::Seconds)));
         }
@@ -120,7 +120,7 @@ pub fn facts(summary: &RunSummary, findings: &[Finding], goodput: Option<&Goodpu
 
 /// Returns state, steps, loss and time left in one line, always in this order. A part that is not known is `-`.
 fn one_line(summary: &RunSummary) -> String {
-    let loss = summary.last.as_ref().filter(|last| last.is_training() && !last.has_no_loss);
+    let loss = summary.with_loss.as_ref().filter(|sample| sample.is_training());
     let loss = loss.map(|last| last.loss.map_or("nan".into(), units::number));
     let absent = || "-".to_owned();
     [

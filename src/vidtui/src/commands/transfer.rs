@@ -1,17 +1,19 @@
 //! Helpers of commands that read or write weights: finding them, progress on standard error, and interruption by a signal.
 
 use crate::command_error::CommandError;
+use crate::output::{self, note};
 use crate::signals;
 use crate::terminal::takes_escapes;
 use crate::workspace::Workspace;
 use camino::{Utf8Path, Utf8PathBuf};
 use rundir::{ErrorCode, Failure};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-use std::io::{self, Write};
+use std::io;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
+use units::terminal::printable_line;
 use weights::WriteProgress;
 
 /// How often the progress bar is drawn if standard error is a terminal.
@@ -118,8 +120,7 @@ impl Transfer {
         if self.shown.unwrap_or(self.began).elapsed() >= pause {
             self.shown = Some(Instant::now());
             let line = line(step, self.from, self.began.elapsed());
-            // Standard error may be closed.
-            let _ = if self.bar { write!(io::stderr(), "\r{line}\x1b[K") } else { writeln!(io::stderr(), "{line}") };
+            if self.bar { output::progress(&format!("\r{}\x1b[K", printable_line(&line))) } else { note!("{line}") }
         }
         if self.signal.load(Ordering::Relaxed) == 0 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     }
@@ -127,7 +128,7 @@ impl Transfer {
     /// Ends the transfer: clears the bar. If a signal stopped the transfer, exits the process by that signal.
     pub fn end(self) {
         if self.bar && self.shown.is_some() {
-            let _ = write!(io::stderr(), "\r\x1b[K");
+            output::progress("\r\x1b[K");
         }
         match self.signal.load(Ordering::Relaxed) {
             0 => {}

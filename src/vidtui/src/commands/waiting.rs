@@ -94,7 +94,7 @@ fn progress(summary: &RunSummary) -> String {
         return StateKind::of(&summary.state).word().to_owned();
     }
     let mut line = summary.progress().in_words();
-    if let Some(loss) = summary.last.as_ref().and_then(|sample| sample.loss) {
+    if let Some(loss) = summary.with_loss.as_ref().and_then(|sample| sample.loss) {
         line += &format!(", loss {}", units::number(loss));
     }
     if let Some(per_s) = summary.items_per_s {

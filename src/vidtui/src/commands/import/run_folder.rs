@@ -4,7 +4,7 @@ use super::source::Source;
 use camino::Utf8Path;
 use cluster::Placement;
 use interop::{Log, Mapped};
-use recipe::{Mesh, Recipe};
+use recipe::{MOST_STEPS, Mesh, Recipe};
 use rundir::{
     Attempt, AttemptWhy, Error, ErrorCode, Event, EventKind, Failure, Imported, Run, RunDir, RunId, SCHEMA, StartFrom,
     WholeFolder, write_atomic,
@@ -62,7 +62,11 @@ fn recipe(id: &RunId, steps: u64) -> Result<toml::Table, Failure> {
         }
     };
     section("command", "run", toml::Value::Array(vec!["imported".into()]));
-    section("train", "steps", toml::Value::Integer(i64::try_from(steps.max(1)).unwrap_or(i64::MAX)));
+    section(
+        "train",
+        "steps",
+        toml::Value::Integer(i64::try_from(steps.max(1)).map_or(MOST_STEPS, |steps| steps.min(MOST_STEPS))),
+    );
     table.insert("name".into(), id.name().into());
     table.insert("trainer".into(), "command".into());
     let recipe = Recipe::from_table(&table).map_err(|error| {

@@ -1,6 +1,5 @@
 //! Finds the logs of other tools in files and folders.
 
-use super::printable;
 use crate::command_error::CommandError;
 use crate::output::note;
 use camino::{Utf8Path, Utf8PathBuf};
@@ -117,7 +116,7 @@ fn logs_in(root: &Utf8Path, folder: &Utf8Path, depth: usize, found: &mut Vec<Sou
     below.sort();
     for folder in below {
         if let Err(error) = logs_in(root, &folder, depth - 1, found) {
-            note!("warning: {} is left out: {error}", printable(folder.as_str()));
+            note!("warning: {folder} is left out: {error}");
         }
     }
     Ok(())
