@@ -376,6 +376,13 @@ fn a_job_that_never_starts_by_itself_is_a_finding_with_its_cure() {
     let recipe = command_recipe(&site, "true");
     let failed = site.slurm("sbatch --parsable --output=/dev/null --wrap=false");
     site.until("the first job has failed", || state_of(&site, failed.parse().unwrap()).starts_with("FAILED"));
+    let later = ["ReservationName=later", "StartTime=now+60minutes", "Duration=60", "Users=root", "Nodes=node01"];
+    site.slurm(&format!("scontrol create reservation {}", later.join(" ")));
+    site.does(&format!("launch {recipe} --slurm {}", slurm_file(&site, "'--reservation=later'")));
+    site.until("its reason is shown", || site.status()["job"]["reason"] == "Reservation");
+    assert_eq!(site.status()["findings"], Value::Array(Vec::new()));
+    site.does("kill latest --yes");
+    site.slurm("scontrol delete ReservationName=later");
     for (extra, reason) in
         [("'--hold'".to_owned(), "JobHeldUser"), (format!("'-d afterok:{failed}'"), "DependencyNeverSatisfied")]
     {

@@ -368,3 +368,38 @@ fn a_closed_pipe_is_not_an_error() {
     let done = std::process::Command::new("bash").args(["-c", &script]).finish();
     assert_eq!(done.stdout.lines().last(), Some("0"), "{}", done.stderr);
 }
+
+/// Logs, names and errors come from programs, and from other people.
+#[test]
+fn text_from_files_cannot_control_the_terminal() {
+    let site = TestSite::new().with("FAKE_STEP_MS", "1");
+    site.succeeds(&["launch", "configs/small:short", "--set", "train.steps=3", "--wait"]);
+    let run = &site.runs()[0];
+    let attempt = run.latest_attempt().unwrap().unwrap();
+    let place = &attempt.placement.ranks[0];
+    let log = run.rank_log(&place.node, attempt.number, place.rank);
+    let line = "\x1b[31mred\x1b[0m\x1b[2J\x1b]0;title\x07 \u{202e}end without a line break";
+    std::fs::write(&log, format!("first\n{line}")).unwrap();
+    run.write_attempt(&rundir::Attempt { by: "ada\x1b[2J\u{9b}1m\nlovelace".into(), ..attempt }).unwrap();
+    site.write_tensor("evil.safetensors", "a\\u001b[2J", &[2]);
+
+    let logs = site.succeeds(&["logs", "latest", "--rank", "0"]);
+    assert_eq!(logs, "first\nred end without a line break\n");
+    let json = site.succeeds(&["logs", "latest", "--rank", "0", "--json"]);
+    let last: serde_json::Value = serde_json::from_str(json.lines().last().unwrap()).unwrap();
+    assert_eq!((last["line"].as_str(), json.contains('\u{202e}')), (Some(line), false));
+    let mut console = site.console((100, 30), &["logs", "latest", "--rank", "0"], &[]);
+    assert_eq!(console.ended(), 0);
+    let raw = console.raw();
+    assert!(raw.contains("\x1b[31mred\x1b[0m end") && !raw.contains("\x1b[2J") && !raw.contains("title"), "{raw:?}");
+
+    let status = site.succeeds(&["status", "latest"]);
+    assert!(status.contains("by ada\\u{1b}[2J\\u{9b}1m\\nlovelace\n"), "{status}");
+    for args in
+        [&["inspect", "evil.safetensors"][..], &["convert", "evil.safetensors", "to"], &["status", "latest", "--json"]]
+    {
+        let done = site.vidtui(args);
+        let printed = done.stdout + &done.stderr;
+        assert!(!printed.contains(['\x1b', '\u{9b}']), "{args:?}: {printed:?}");
+    }
+}

@@ -339,8 +339,11 @@ impl RunUnderTest {
         static STORES: AtomicU32 = AtomicU32::new(0);
         let store = self.stores.join(STORES.fetch_add(1, Ordering::Relaxed).to_string());
         let rank = |rank: usize| {
-            let limit = self.env.iter().find(|(name, _)| *name == DATA_LIMIT);
-            let mut command = limited(limit.map(|(_, bytes)| bytes.parse().unwrap()));
+            let limit = |name| {
+                let set = self.env.iter().find(|(variable, _)| *variable == name);
+                set.map_or(String::new(), |(_, bytes)| bytes.clone())
+            };
+            let mut command = limited(&limit(DATA_LIMIT), &limit(FILE_LIMIT));
             command
                 .args(["rank", "--run-dir", self.dir.root.as_str(), "--attempt", &number.to_string()])
                 .env("RANK", rank.to_string())
@@ -452,13 +455,16 @@ impl Running {
 
 /// The variable of [`Env`] that limits the data of a rank, in bytes.
 const DATA_LIMIT: &str = "TEST_DATA_LIMIT";
+/// The variable of [`Env`] that limits the size of files that a rank writes, in bytes.
+pub const FILE_LIMIT: &str = "TEST_FILE_LIMIT";
 
-/// Returns the command of the trainer, with a limit of its private memory.
-fn limited(bytes: Option<u64>) -> Command {
+/// Returns the command of the trainer, with limits of its private memory and of the files that it writes, in bytes.
+fn limited(data: &str, file: &str) -> Command {
     let trainer = env!("CARGO_BIN_EXE_vidtui-train");
-    let Some(bytes) = bytes else { return Command::new(trainer) };
-    let mut shell = Command::new("sh");
-    shell.args(["-c", "ulimit -d \"$1\"; shift; exec \"$@\"", "sh", &(bytes / 1024).to_string(), trainer]);
+    let limits =
+        "[ -z \"$1\" ] || ulimit -d $(($1 / 1024)); [ -z \"$2\" ] || ulimit -f $(($2 / 1024)); shift 2; exec \"$@\"";
+    let mut shell = Command::new("bash");
+    shell.args(["-c", limits, "bash", data, file, trainer]);
     shell
 }
 

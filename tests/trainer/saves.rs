@@ -1,7 +1,7 @@
 //! Tests of checkpoints after crashes, damage and full disks: a resume finds the newest complete checkpoint, and gives
 //! the losses of a run without faults.
 
-use crate::harness::{NODE, RunUnderTest, Running, Scene, SmallDisk, latest, losses};
+use crate::harness::{FILE_LIMIT, NODE, RunUnderTest, Running, Scene, SmallDisk, latest, losses};
 use camino::Utf8Path;
 use cluster::NodeId;
 use rundir::{Checkpoint, CheckpointEntry, ErrorCode, Event, EventKind, LineAppender, RequestSource, step_checkpoints};
@@ -303,8 +303,23 @@ fn metrics_of_a_full_disk_are_written_when_there_is_room() {
     let step = running.run.samples().last().unwrap().step;
     running.wait_for_step(step + 20);
     running.signal(0, "TERM");
-    let steps: Vec<u64> = running.finish().samples().iter().map(|sample| sample.step).collect();
+    let run = running.finish();
+    let lines = std::fs::read_to_string(run.dir.metrics()).unwrap();
+    assert!(lines.lines().all(|line| line.starts_with('{') && line.ends_with('}')), "no line is written in part");
+    let steps: Vec<u64> = run.samples().iter().map(|sample| sample.step).collect();
     assert_eq!(steps, (1..=steps.len() as u64).collect::<Vec<_>>(), "no step is missing, and each is there once");
+}
+
+#[test]
+fn a_limit_on_the_size_of_files_is_the_reason_of_a_failed_save_and_ends_no_rank_by_a_signal() {
+    let scene = Scene::new();
+    let env = vec![(FILE_LIMIT, (64 << 10).to_string())];
+    let (run, outputs) = scene.launch_with(env, "limited", &[1, 1], &["train.steps=3"]).wait();
+    assert_eq!(outputs[0].status.code(), Some(1), "{:?}", outputs[0]);
+    assert_eq!((run.failure_code(), failed_saves(&run)), (Some(ErrorCode::FileTooLarge), 0));
+    let is_limit =
+        |kind: &EventKind| matches!(kind, EventKind::CheckpointFailed { failure } if failure.fix.contains("ulimit -f"));
+    assert_eq!(run.events().iter().filter(|event| is_limit(&event.kind)).count(), 1);
 }
 
 #[test]

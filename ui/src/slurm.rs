@@ -2,7 +2,7 @@
 
 use crate::text;
 use crate::widgets::capitalized;
-use cluster::slurm::{Job, JobReply, JobState, JobStatus, SlurmNode};
+use cluster::slurm::{Job, JobReply, JobState, JobStatus, SlurmNode, Wait};
 
 /// Returns the state of a job in one or two sentences.
 pub fn sentence(status: &JobStatus, now: f64) -> String {
@@ -66,6 +66,10 @@ fn waiting(id: u64, job: &Job, now: f64) -> String {
         Some(pending) => capitalized(&pending.sentence(id, reason)),
         None => format!("Job {id} waits in the queue{}", in_parentheses(reason)),
     };
+    if job.pending_reason().is_some_and(|pending| pending.wait == Wait::Never) {
+        // The time before which a held job would not start.
+        return text;
+    }
     // Slurm reports an expected start only for jobs that it has planned.
     if let Some(start_s) = job.start.as_ref().and_then(|start| start.unix_s()).filter(|start| *start > now) {
         text += &format!("; expected to start in {}", units::duration(start_s - now));
@@ -130,7 +134,7 @@ mod tests {
         let mut text: Vec<String> = [
             format!("PENDING|Resources|0:00|10:00|4||{start}"),
             "PENDING|Priority|0:00|10:00|4||N/A".into(),
-            "PENDING|DependencyNeverSatisfied|0:00|10:00|4||N/A".into(),
+            format!("PENDING|DependencyNeverSatisfied|0:00|10:00|4||{start}"),
             "SPECIAL_EXIT|Whatever|0:00|10:00|4||N/A".into(),
             "PENDING|QOSMaxJobsPerUserLimit|0:00|10:00|4||N/A".into(),
             "PENDING|Whatever|0:00|10:00|4||N/A".into(),

@@ -232,6 +232,6 @@ mod tests {
         line.render(buf.area, &mut buf);
         without_controls(&mut buf);
         let row: String = buf.content.iter().map(|cell| cell.symbol()).collect();
-        assert_eq!(row.trim_end(), "ab[2J हि 实 |", "the second cell of a wide character is a space");
+        assert_eq!(row.trim_end(), "ab[2J हि  实 |", "the second cell of a wide cluster is a space");
     }
 }

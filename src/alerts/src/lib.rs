@@ -5,6 +5,9 @@
 //! other channels nor the run. [`Settings`] are the channels of a user; a launch copies them to the folder of the attempt, so that nodes need
 //! no home directory.
 
+// A line that cannot be written, for instance on a full disk, must not panic: see `rundir::log!`.
+#![cfg_attr(not(test), warn(clippy::print_stderr))]
+
 mod channel;
 mod derive;
 mod message;

@@ -67,7 +67,8 @@ fn of_smi_error(error: &SmiError, frame: &Frame) -> Option<Fault> {
         NotFound | UnknownField(_) | HalfRow(_) => return None,
         Reported(_) | Warning(_) | InfoRomCorrupted { .. } => FaultSeverity::Warn,
         // GPUs that nvidia-smi lists can be used.
-        Failed { status } if *status != FALLEN_OFF && !frame.gpus.is_empty() => FaultSeverity::Warn,
+        Failed { status: FALLEN_OFF } => FaultSeverity::Bad,
+        Failed { .. } | NotPermitted if !frame.gpus.is_empty() => FaultSeverity::Warn,
         _ => FaultSeverity::Bad,
     };
     let index = |name: &GpuName| {
@@ -189,6 +190,8 @@ mod tests {
         assert_eq!(severities(&row, 255), [(None, FaultSeverity::Warn)]);
         assert_eq!(severities(&row, 15), [(None, FaultSeverity::Bad)]);
         assert_eq!(severities("", 255), [(None, FaultSeverity::Bad)]);
+        let hidden = "Unable to determine the device handle for GPU1: 0000:2D:00.0: Insufficient Permissions\n";
+        assert_eq!(severities(&format!("{row}{hidden}"), 255), [(None, FaultSeverity::Warn)]);
     }
 
     #[test]

@@ -47,7 +47,7 @@ pub enum XidAction {
     Note,
     /// The program failed; the GPU is healthy.
     Restart,
-    /// The number is not in [`CATALOG`], or the catalog requires a look at the hardware.
+    /// The number is not in `CATALOG`, or the catalog requires a look at the hardware.
     Check,
     /// The GPU can be used, and a reset completes a repair.
     ResetLater,

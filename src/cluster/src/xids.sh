@@ -9,14 +9,14 @@ kernel_journal() {
 xids() {
     { dmesg 2>/dev/null || kernel_journal || echo denied; } | grep -aE 'NVRM: Xid \(|SXid \(|^denied' |
         LC_ALL=C awk '{
-            # GPU, number and words; `key` is without the time.
+            # `key` is GPU and number, without the time; `words` is the message without digits, also hexadecimal ones.
             key = $0
             sub(/^.*Xid \(/, "", key)
             words = ""
             if (match(key, /\): [0-9]+/)) {
                 words = substr(key, RSTART + RLENGTH)
                 key = substr(key, 1, RSTART + RLENGTH - 1)
-                gsub(/[0-9a-fA-Fx_]*[0-9][0-9a-fA-Fx_]*/, "", words)
+                gsub(/[0-9a-fA-Fx_]+/, "", words)
             }
             line[NR] = $0
             keys[NR] = key words

@@ -3,6 +3,9 @@
 //! A [`ClipManifest`] lists the clips of a data set, each with its caption and, if it cannot be used, the [`ExclusionReason`]. The
 //! [`store`] holds their latents and texts. [`order`] determines the samples of every training step.
 
+// A line that cannot be written, for instance on a full disk, must not panic: see `rundir::log!`.
+#![cfg_attr(not(test), warn(clippy::print_stderr))]
+
 mod buckets;
 pub mod check;
 mod clip;

@@ -1,6 +1,6 @@
 //! Compares schedulers and whole sampling runs with numbers recorded from diffusers' pipelines.
 //!
-//! Reads `sampling/`, `i2v/` and `fun/` of the oracle. A file with a `case` in its header is a recorded run, which the tests repeat step
+//! Reads `sampling/`, `i2v/` and `fun/sampling/` of the oracle. A file with a `case` in its header is a recorded run, which the tests repeat step
 //! by step; names and sizes come from the file. So do the latents of images, because the VAE belongs to another crate.
 
 mod support;
@@ -194,7 +194,7 @@ fn oracle_i2v_runs_are_those_of_the_pipelines() {
 
 #[test]
 fn oracle_runs_of_inpainting_are_those_of_videox_fun() {
-    for path in files("fun") {
+    for path in files("fun/sampling") {
         follow(&path);
     }
 }
@@ -205,7 +205,7 @@ fn the_projects_own_fixtures_hold_every_scheduler_spacing_and_condition() {
         println!("skipped: {} names another folder", oracle::VARIABLE);
         return;
     }
-    assert!(files("sampling").len() >= 5 && files("i2v").len() >= 3 && files("fun").len() >= 2);
+    assert!(files("sampling").len() >= 5 && files("i2v").len() >= 3 && files("fun/sampling").len() >= 2);
 }
 
 /// Returns the file with the traces, timesteps and guidance scales of schedulers; `None` if the oracle has none.

@@ -247,7 +247,7 @@ impl FirstSeen {
 }
 
 /// Applies every rule to a run and returns the findings, most urgent first. A run that has ended has only findings about its training:
-/// skipped steps, and a loss that left its range.
+/// skipped steps, and a loss that is out of its range at the end.
 pub fn findings(evidence: &Evidence<'_>) -> Vec<Finding> {
     if *evidence.state == RunState::Queued {
         return queue::job_pending(evidence).into_iter().collect();

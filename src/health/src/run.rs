@@ -61,7 +61,7 @@ pub fn findings(evidence: &Evidence<'_>) -> Vec<Finding> {
 
 /// Returns the findings about the training of a run that has ended.
 pub fn past_findings(evidence: &Evidence<'_>) -> Vec<Finding> {
-    let found = [skipped_steps(evidence), loss_diverged(evidence)].into_iter().flatten();
+    let found = [skipped_steps(evidence), loss_diverged(evidence), loss_spike(evidence)].into_iter().flatten();
     // The problem no longer holds, so it has no duration.
     found.map(|finding| Finding { since_s: None, ..finding }).collect()
 }
@@ -148,7 +148,7 @@ fn resume_slower(evidence: &Evidence<'_>) -> String {
 
 /// Returns what to do first with a run that trains.
 fn first_stop(evidence: &Evidence<'_>) -> String {
-    if evidence.state.is_end() { String::new() } else { format!("stop it (vidtui stop {}), ", evidence.run) }
+    if evidence.state.is_end() { String::new() } else { format!("stop it (vidtui stop {}), then ", evidence.run) }
 }
 
 /// Returns the logged steps at the end of the newest attempt whose loss or gradient is not finite.
@@ -195,24 +195,28 @@ fn skipped_steps(evidence: &Evidence<'_>) -> Option<Finding> {
     let fix = if !in_data.is_empty() {
         saw += &format!("; the data of {} have values that are NaN or infinite", names(&in_data));
         let drop = verify_data(evidence, " --drop").unwrap_or_else(|| "vidtui data verify DATA --drop".into());
-        format!(
-            "{}leave out these clips ({drop}), and continue: vidtui resume {} --fresh-data; or encode or import \
-             them again",
-            first_stop(evidence),
-            evidence.run
-        )
+        let then = match evidence.state {
+            // There is no step left for a resume.
+            RunState::Finished => "before you train on the data set again".into(),
+            _ => format!("and continue: vidtui resume {} --fresh-data", evidence.run),
+        };
+        format!("{}leave out these clips ({drop}), {then}; or encode or import them again", first_stop(evidence))
     } else {
         if !others.is_empty() {
             others.sort_unstable();
             let more = if more > 0 { " and more" } else { "" };
             saw += &format!("; their batches have {}{more}", names(&others));
         }
-        let check = verify_data(evidence, "").map_or(String::new(), |verify| format!("check the data ({verify}); "));
-        format!(
-            "{check}if more steps are skipped, {}continue with a lower learning rate: {}",
-            first_stop(evidence),
-            resume_slower(evidence)
-        )
+        let check = verify_data(evidence, "").map(|verify| format!("check the data ({verify})"));
+        let slower = match evidence.state {
+            RunState::Finished => "if others are skipped in the next run, lower optimizer.lr".to_owned(),
+            _ => format!(
+                "if more steps are skipped, {}continue with a lower learning rate: {}",
+                first_stop(evidence),
+                resume_slower(evidence)
+            ),
+        };
+        check.into_iter().chain([slower]).collect::<Vec<_>>().join("; ")
     };
     let urgency = if not_finite_lines(evidence).len() > 1 { Urgency::Act } else { Urgency::Look };
     let since_s = first_s.or_else(|| lines(evidence).iter().find(|line| line.skipped_steps > 0).map(|line| line.t));
@@ -277,9 +281,9 @@ fn loss_diverged(evidence: &Evidence<'_>) -> Option<Finding> {
         Some(newest) => (newest.step.to_string(), String::new()),
         None => ("STEP".into(), format!(" (vidtui checkpoints {run} lists them)")),
     };
-    let check = verify_data(evidence, "").map_or(String::new(), |verify| format!("check the data ({verify}), "));
+    let check = verify_data(evidence, "").map_or(String::new(), |verify| format!("check the data ({verify}), then "));
     let fix = format!(
-        "{}{check}then continue from a checkpoint before that step{listed}: vidtui resume {run} --step {step}",
+        "{}{check}continue from a checkpoint before that step{listed}: vidtui resume {run} --step {step}",
         first_stop(evidence)
     );
     let urgency = if evidence.state.is_end() { Urgency::Look } else { Urgency::Act };
@@ -296,7 +300,7 @@ fn loss_spike(evidence: &Evidence<'_>) -> Option<Finding> {
     }
     // An event of the trainer counts until the loss has fallen by half of the spike.
     let reported = events(evidence).find_map(|event| match event.kind {
-        EventKind::LossSpike { loss, usual } => Some((event.t, loss, usual)),
+        EventKind::LossSpike { loss, usual } if !evidence.state.is_end() => Some((event.t, loss, usual)),
         _ => None,
     });
     if let Some((t, loss, usual)) = reported

@@ -75,7 +75,7 @@ mod tests {
         assert_eq!(ends_at(10, |step| step > 50), Some(60), "in a row");
         assert_eq!(ends_at(10, |step| step % 2 == 0), Some(20), "every other step");
         assert_eq!(ends_at(10, |step| step % 10 == 0), Some(100), "one step in ten");
-        assert_eq!(ends_at(10, |step| step % 11 == 0), None, "fewer");
+        assert_eq!(ends_at(10, |step| step % 12 == 0), None, "fewer");
         assert_eq!(ends_at(1, |step| step == 7), Some(7), "the first one");
         assert_eq!(ends_at(u64::MAX, |_| true), None);
     }

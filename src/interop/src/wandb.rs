@@ -83,6 +83,11 @@ pub fn read_files(files: &[Utf8PathBuf]) -> Result<Log, Error> {
             let step = match axis {
                 // A row without a value of the axis belongs to the step before it. What is logged before training is at step 0.
                 Some(axis) => row.value(axis).map_or(last, |value| value as u64),
+                // W&B refuses steps that go backwards, so that this is a restart.
+                None if row.step < last => {
+                    log.restart_at(row.step);
+                    row.step
+                }
                 None => row.step,
             };
             last = step;
@@ -483,6 +488,16 @@ mod tests {
         }
         let never_logged = log_of(&[define("loss", "epoch"), row(3, &[("loss", "1")])]);
         assert_eq!((points(&never_logged, "loss"), never_logged.warnings.len()), (vec![(3, 1.0)], 0));
+    }
+
+    #[test]
+    fn a_step_backwards_is_a_restart_unless_it_is_one_of_another_axis() {
+        let rows = |axis: &str| {
+            let steps = [1, 2, 7, 5, 8].map(|step| row(step, &[("loss", "1"), ("axis", &step.to_string())]));
+            points(&log_of(&[&[define("loss", axis)][..], &steps].concat()), "loss")
+        };
+        assert_eq!(rows("").iter().map(|(step, _)| *step).collect::<Vec<_>>(), [1, 2, 5, 8]);
+        assert_eq!(rows("axis").iter().map(|(step, _)| *step).collect::<Vec<_>>(), [1, 2, 5, 7, 8]);
     }
 
     #[test]

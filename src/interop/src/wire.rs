@@ -98,7 +98,7 @@ impl<'a> Iterator for Fields<'a> {
 }
 
 /// A message that is being written.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Message(pub Vec<u8>);
 
 impl Message {

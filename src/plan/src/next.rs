@@ -125,7 +125,7 @@ pub fn check_weights(what: &str, manifest: &CheckpointManifest, recipe: &Recipe)
                 "step {} of run {} holds adapters, and recipe {} has none",
                 manifest.step, manifest.run, recipe.name
             ),
-            "merge them into their base with `vidtui convert BASE OUT --merge ADAPTERS`, or set the same [lora]",
+            "merge them into their base with `vidtui convert BASE OUT --to internal --merge ADAPTERS`, or set the same [lora]",
         ));
     }
     if let Some(base) = manifest.base.as_ref().filter(|_| recipe.lora.starts_from().is_none()) {

@@ -236,7 +236,7 @@ impl RemoteError {
                 "fix this on the node, then try again"
             }
             Self::NotRun { .. } => {
-                "let `ssh` run a command there, such as `true`: the login shell (nologin), a ForceCommand of the server, or a start file such \
+                "run a command there with `ssh`, such as `true`: the login shell (nologin), a ForceCommand of the server, or a start file such \
                  as ~/.bashrc that exits or starts another program prevents it"
             }
             Self::NotOwned { .. } => "no signal was sent; list the processes with `ps -ef`",

@@ -16,6 +16,9 @@ use crate::command::{Command, Output, Status, last_lines, printed};
 const NAME: &str = "vidtui";
 const BEGIN: &str = "begin";
 const END: &str = "end";
+/// The marks of standard error differ, because a terminal on the node, as of a forced command, makes one stream of both.
+const ERROR_BEGIN: &str = "error-begin";
+const ERROR_END: &str = "error-end";
 
 /// The marks around the output of one script. Their number is random, so that no other output contains them.
 pub(crate) struct Frame {
@@ -37,12 +40,14 @@ impl Frame {
     /// Returns the script with marks before and after its output, on both streams. The second mark has the exit code of the script, because
     /// the login shell may exit with another.
     pub fn script(&self, script: &str) -> String {
-        let Self { number } = self;
-        // Behind a terminal both streams arrive as one, so that the marks of standard error are outside of those of standard output.
+        let print = |word: &str| format!("printf '\\n%s-%s {word}\\n' {NAME} {}", self.number);
+        let print_end = |word: &str| format!("printf '\\n%s-%s {word} %s\\n' {NAME} {} \"$1\"", self.number);
         format!(
-            "{begin} >&2\n{begin}\n(\n{script}\n)\nset -- $?\n{end}\n{end} >&2\nexit \"$1\"",
-            begin = self.begin_script(),
-            end = format_args!("printf '\\n%s-%s {END} %s\\n' {NAME} {number} \"$1\""),
+            "{} >&2\n{}\n(\n{script}\n)\nset -- $?\n{}\n{} >&2\nexit \"$1\"",
+            print(ERROR_BEGIN),
+            print(BEGIN),
+            print_end(END),
+            print_end(ERROR_END)
         )
     }
 
@@ -62,7 +67,7 @@ impl Frame {
 
     /// Returns whether the output contains the answer from its begin to its end.
     pub fn is_complete(&self, output: &Output) -> bool {
-        self.framed(&output.stdout).is_some_and(|framed| framed.code.is_some())
+        self.framed(&output.stdout, BEGIN, END).is_some_and(|framed| framed.code.is_some())
     }
 
     /// Returns the answer of the script, from the output of the login shell.
@@ -72,12 +77,13 @@ impl Frame {
     pub fn answer(&self, node: &NodeId, command: &Command, output: Output) -> Result<Output, RemoteError> {
         let Output { status, stdout, stderr } = output;
         let (node, action) = (node.clone(), command.action.clone());
-        let Some(framed) = self.framed(&stdout) else {
+        let Some(framed) = self.framed(&stdout, BEGIN, END) else {
             let printed = printed(&stdout, &stderr);
             return Err(RemoteError::NotRun { node, action, status: status.to_string(), printed });
         };
         let answer = framed.text.into_owned();
-        let stderr = self.framed(&stderr).map_or_else(|| stderr.clone(), |framed| framed.text.into_owned());
+        let of_script = self.framed(&stderr, ERROR_BEGIN, ERROR_END).map(|framed| framed.text.into_owned());
+        let stderr = of_script.unwrap_or(stderr);
         match framed.code {
             Some(code) => Ok(Output { status: Status::Code(code), stdout: answer, stderr }),
             None if status.is_success() => {
@@ -96,8 +102,8 @@ impl Frame {
     }
 
     /// Finds the text between the marks; `None` without the first mark.
-    fn framed<'a>(&self, output: &'a [u8]) -> Option<Framed<'a>> {
-        let begin = format!("\n{}", self.mark(BEGIN));
+    fn framed<'a>(&self, output: &'a [u8], begin: &str, end: &str) -> Option<Framed<'a>> {
+        let begin = format!("\n{}", self.mark(begin));
         let rest = &output[find(output, begin.as_bytes())? + begin.len()..];
         // A terminal on the node, as of a forced command, ends lines with CR and LF.
         let (rest, is_terminal) = match rest {
@@ -106,7 +112,7 @@ impl Frame {
             _ => return None,
         };
         // The last one counts: other users can read the number on the command line of the script, and the answer may contain their text.
-        let end = format!("\n{} ", self.mark(END));
+        let end = format!("\n{} ", self.mark(end));
         let (text, code) = match find_last(rest, end.as_bytes()) {
             Some(at) => (&rest[..at], read_code(&rest[at + end.len()..])),
             None => (rest, None),
@@ -239,7 +245,7 @@ mod tests {
         let read = answer(&frame, output.clone()).unwrap();
         assert!(read.stdout.ends_with(b" 0\nreal\n") && read.status == Status::Code(3), "{read:?}");
         let of_terminal = |bytes: &[u8]| String::from_utf8_lossy(bytes).replace('\n', "\r\n").into_bytes();
-        let terminal = Output { stdout: of_terminal(&output.stdout), ..output };
+        let terminal = Output { stdout: of_terminal(&[&output.stderr[..], &output.stdout].concat()), ..output };
         assert_eq!(answer(&frame, terminal).unwrap().stdout, read.stdout);
     }
 }

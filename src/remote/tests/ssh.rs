@@ -883,7 +883,7 @@ fn options_for_a_terminal_and_forwarded_ports_do_not_disturb_commands() {
         let used = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = used.local_addr().unwrap().port();
         let lines = format!(
-            "  RemoteCommand tmux new -A -s main\n  RequestTTY force\n  PermitLocalCommand yes\n  LocalCommand touch {ran}\n  \
+            "  ConnectTimeout 60\n  RemoteCommand tmux new -A -s main\n  RequestTTY force\n  PermitLocalCommand yes\n  LocalCommand touch {ran}\n  \
              LocalForward {port} localhost:22\n  ExitOnForwardFailure yes\n  ForwardAgent yes\n  ForwardX11 yes\n  \
              SetEnv LC_ALL=de_DE.UTF-8\n  VisualHostKey yes\n  LogLevel DEBUG\n"
         );
@@ -894,7 +894,7 @@ fn options_for_a_terminal_and_forwarded_ports_do_not_disturb_commands() {
             let lines = match jump {
                 "" => format!("{newer}{lines}"),
                 // The jump host has its own connection, which these options would end.
-                _ => format!("Host node02\n{jump}{newer}{lines}"),
+                _ => format!("  ConnectTimeout 60\nHost node02\n{jump}{newer}{lines}"),
             };
             let mut node = ssh_with(rig, "node02", &lines, always_program);
             let mut command = Command::new("run a test", "cat; hostname; echo warning >&2", LONG);
@@ -915,11 +915,11 @@ fn require_code(rig: &Rig, node: &str, code: &str) {
     fs::write(&check, format!("#!/bin/sh\ngrep -q '^{code}'\n")).unwrap();
     fs::set_permissions(&check, fs::Permissions::from_mode(0o755)).unwrap();
     let pam = rig.share().join("pam");
-    let rules = format!("auth required pam_exec.so quiet expose_authtok {check}\n");
+    let rules = format!("auth required pam_exec.so quiet expose_authtok {check}\nauth required pam_permit.so\n");
     fs::write(&pam, format!("{rules}account required pam_permit.so\nsession required pam_permit.so\n")).unwrap();
     succeed(rig.command_on(node, "mount").args(["--bind", pam.as_str(), "/etc/pam.d/sshd"]));
-    let methods =
-        "UsePAM yes\nKbdInteractiveAuthentication yes\nAuthenticationMethods publickey,keyboard-interactive\n";
+    let methods = "PermitRootLogin yes\nUsePAM yes\nKbdInteractiveAuthentication yes\n\
+        AuthenticationMethods publickey,keyboard-interactive\n";
     configure_sshd(rig, node, methods);
 }
 

@@ -98,9 +98,22 @@ impl LineAppender {
             }
         };
         let whole = memchr::memrchr(b'\n', &self.kept[..at]).map_or(0, |end| end + 1);
-        self.torn = at > whole;
+        // A line that is written in part is written again as a whole.
+        self.torn = at > whole && !self.remove_end(&self.kept[whole..at]).unwrap_or(false);
         self.kept.drain(..whole);
         result
+    }
+
+    /// Removes the end of the file, if it is still this one. Returns whether it was.
+    fn remove_end(&self, end: &[u8]) -> io::Result<bool> {
+        let Some(rest) = self.file.metadata()?.len().checked_sub(end.len() as u64) else { return Ok(false) };
+        let mut found = vec![0; end.len()];
+        self.file.read_exact_at(&mut found, rest)?;
+        if found != end {
+            return Ok(false);
+        }
+        self.file.set_len(rest)?;
+        Ok(true)
     }
 }
 
@@ -179,6 +192,16 @@ mod tests {
         fs::write(run.metrics(), "\"first\"\n\"sec").unwrap();
         file.append(&3).unwrap();
         assert_eq!(fs::read_to_string(run.metrics()).unwrap(), "\"first\"\n\"sec\n\"second\"\n3\n");
+    }
+
+    #[test]
+    fn the_end_of_a_file_is_removed_only_if_it_is_the_expected_one() {
+        let (_keep, run) = temp();
+        fs::write(run.metrics(), "1\n{\"par").unwrap();
+        let file = LineAppender::open(&run.metrics()).unwrap();
+        assert!(!file.remove_end(b"other").unwrap() && file.remove_end(b"{\"par").unwrap());
+        assert_eq!(fs::read_to_string(run.metrics()).unwrap(), "1\n");
+        assert!(!file.remove_end(b"longer than the file").unwrap());
     }
 
     #[test]

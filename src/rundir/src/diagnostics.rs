@@ -3,6 +3,7 @@
 use std::fmt::Arguments;
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
+use units::terminal::printable;
 
 static DROPPED: AtomicU64 = AtomicU64::new(0);
 
@@ -22,6 +23,8 @@ pub fn write_diagnostic(line: Arguments<'_>) {
 
 fn write_to(log: &mut impl Write, dropped: &AtomicU64, line: Arguments<'_>) {
     let before = dropped.swap(0, Ordering::Relaxed);
+    // The line can have names from files, and users print logs with `cat`.
+    let line = printable(&line.to_string()).into_owned();
     let note = if before > 0 { format!("({before} earlier lines could not be written)\n") } else { String::new() };
     // One write, so that lines of several threads do not mix.
     if log.write_all(format!("{note}{line}\n").as_bytes()).is_err() {

@@ -322,7 +322,6 @@ fn fields_as_text(event: &Value) -> String {
     text.collect::<Vec<_>>().join(", ")
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde calls")]
 fn is_none(n: &usize) -> bool {
     *n == 0
 }

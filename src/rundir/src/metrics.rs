@@ -224,7 +224,6 @@ fn maybe_single<S: Serializer>(x: &Option<f64>, s: S) -> Result<S::Ok, S::Error>
     x.map(|x| x as f32).serialize(s)
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde calls")]
 fn is_none(n: &u64) -> bool {
     *n == 0
 }

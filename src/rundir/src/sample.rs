@@ -148,7 +148,10 @@ impl SampleFolder {
         let path = folder.join(CLAIM);
         match OpenOptions::new().write(true).create_new(true).open(&path) {
             Ok(mut file) => {
-                file.write_all(run.as_str().as_bytes()).map_err(|error| Error::io("write", &path, error))?;
+                let written = file.write_all(run.as_str().as_bytes());
+                // An empty claim would belong to no run.
+                let written = written.inspect_err(|_| drop(fs::remove_file(&path)));
+                written.map_err(|error| Error::io("write", &path, error))?;
                 Ok(SampleClaim::New)
             }
             Err(error) if error.kind() == ErrorKind::AlreadyExists => match read_text(&path)? {

@@ -5,6 +5,9 @@
 //! ranks that work independently continue. All decisions are in `decide`; the other modules produce events for it and
 //! execute its actions.
 
+// A line that cannot be written, for instance on a full disk, must not panic: see `rundir::log!`.
+#![cfg_attr(not(test), warn(clippy::print_stderr))]
+
 mod alerting;
 mod decide;
 mod environment;

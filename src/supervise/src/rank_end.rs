@@ -9,6 +9,7 @@ use nix::sys::statvfs::statvfs;
 use rundir::{ErrorCode, ExitFile, Failure, RankExit, SCHEMA, now_s};
 use runstate::recent_metrics;
 use signal_hook::consts::SIGKILL;
+use units::terminal::{Colours, shown};
 
 use crate::decide::{RankEnd, Verdict};
 use crate::job::Job;
@@ -175,11 +176,10 @@ fn last_lines(log: &Utf8Path, count: usize) -> Vec<String> {
     };
     let bytes = read().unwrap_or_default();
     let text = String::from_utf8_lossy(&bytes);
+    let lines: Vec<&str> = text.lines().collect();
     // A progress bar redraws its line; only the last version counts.
-    let drawn = |line| str::rsplit(line, '\r').find(|part| !part.is_empty()).unwrap_or(line);
-    let lines: Vec<&str> = text.lines().map(drawn).collect();
-    let clean = |line: &&str| line.chars().filter(|c| !c.is_control()).take(LINE_CHARS).collect();
-    lines[lines.len().saturating_sub(count)..].iter().map(clean).collect()
+    let drawn = |line: &&str| shown(line, Colours::Remove).chars().take(LINE_CHARS).collect();
+    lines[lines.len().saturating_sub(count)..].iter().map(drawn).collect()
 }
 
 /// Returns the number of out-of-memory kills since boot, or `None` if the kernel does not count them.

@@ -16,6 +16,17 @@ pub fn decode(bytes: Vec<u8>) -> Result<String, NotText> {
     String::from_utf8(utf8(bytes)?).map_err(|error| not_utf8(error.as_bytes()))
 }
 
+/// Returns whether a file is UTF-16 with a byte order mark, which [`decode`] reads and most other programs do not.
+pub fn is_utf16(bytes: &[u8]) -> bool {
+    (bytes.starts_with(b"\xff\xfe") && !bytes.starts_with(b"\xff\xfe\0\0")) || bytes.starts_with(b"\xfe\xff")
+}
+
+/// Returns the command that converts a file to UTF-8.
+pub fn conversion(encoding: &str, path: &str) -> String {
+    let (from, to) = (quoted(path), quoted(&format!("{path}.utf8")));
+    format!("iconv -f {encoding} -t UTF-8 {from} > {to} && mv {to} {from}")
+}
+
 /// Returns the bytes of a file as UTF-8 without a byte order mark. Single bytes that are not UTF-8 stay, so that a table can lose one row
 /// and keep the others; [`check`] finds them.
 ///
@@ -144,8 +155,7 @@ impl NotText {
             Fault::Zero => return "check the path, or save the file as UTF-8 text".into(),
             Fault::Other(kind) => return kind.fix.into(),
         };
-        let (from, to) = (quoted(path), quoted(&format!("{path}.utf8")));
-        format!("convert it: iconv -f {encoding} -t UTF-8 {from} > {to} && mv {to} {from}")
+        format!("convert it: {}", conversion(encoding, path))
     }
 }
 
@@ -246,8 +256,6 @@ fn quoted(path: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    #![expect(clippy::unwrap_used, reason = "a panic shows the failing line")]
-
     use super::*;
     use proptest::prelude::*;
 
@@ -274,6 +282,8 @@ mod tests {
         assert_eq!(decode([b"\xfe\xff".to_vec(), utf16_be(text)].concat()).unwrap(), text);
         assert_eq!(decode(b"a\rb\r".to_vec()).unwrap(), "a\nb\n");
         assert_eq!(decode(b"a\rb\r\n".to_vec()).unwrap(), "a\rb\r\n");
+        assert!(is_utf16(b"\xff\xfea\0") && is_utf16(b"\xfe\xff\0a"));
+        assert!(!is_utf16(b"\xff\xfe\0\0") && !is_utf16(b"\xef\xbb\xbfa"));
         for empty in [&b""[..], b"\xef\xbb\xbf", b"\xff\xfe"] {
             assert_eq!(decode(empty.to_vec()).unwrap(), "");
         }

@@ -632,4 +632,19 @@ pub(crate) mod tests {
         recipe.data.null_text = folder.join("0.text");
         assert_eq!(dropped(&recipe), &text * 0.5);
     }
+
+    #[test]
+    fn clips_with_nan_are_the_suspects_of_a_step_and_without_nan_all_its_clips_are() {
+        let (_keep, folder) = temp();
+        let recipe = dataset(&folder, None);
+        let mut data = open(&recipe).unwrap();
+        let (clips, in_data) = data.suspects(0..ITEMS);
+        assert_eq!((clips.len() as u64, in_data), (ITEMS, false));
+        let path = folder.join("2");
+        let mut bytes = std::fs::read(&path).unwrap();
+        let end = bytes.len();
+        bytes[end - 4..].copy_from_slice(&f32::NAN.to_le_bytes());
+        std::fs::write(&path, bytes).unwrap();
+        assert_eq!(data.suspects(0..ITEMS), (vec![path.to_string()], true));
+    }
 }

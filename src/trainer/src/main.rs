@@ -1,5 +1,8 @@
 //! The embedded trainer: one process per rank, and the supervisor that starts and watches the ranks of a node.
 
+// A line that cannot be written, for instance on a full disk, must not panic: see `rundir::log!`.
+#![cfg_attr(not(test), warn(clippy::print_stderr))]
+
 mod adapter_files;
 mod batches;
 mod checkpoint;
@@ -147,8 +150,7 @@ fn main() {
     match done {
         Ok(()) => c10d::exit(0),
         Err(failure) => {
-            // The failure can have names from files.
-            rundir::log!("{}", units::terminal::printable(&failure.to_string()));
+            rundir::log!("{failure}");
             c10d::exit(1)
         }
     }

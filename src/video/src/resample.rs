@@ -128,7 +128,8 @@ mod tests {
         }
     }
 
-    /// What Pillow 13 gives for the picture of the test, by width and height.
+    /// What Pillow 11.3 gives for the picture of the test, by width and height. Pillow 13 resizes the rows first if that is cheaper, which
+    /// rounds a few values differently.
     const PILLOW: [(usize, usize, &[u8]); 2] = [
         (
             3,
@@ -143,8 +144,8 @@ mod tests {
             7,
             2,
             &[
-                61, 115, 136, 85, 119, 166, 108, 139, 162, 114, 167, 103, 152, 107, 136, 125, 108, 175, 75, 145, 197,
-                99, 159, 88, 136, 116, 120, 143, 100, 156, 93, 146, 168, 130, 170, 116, 160, 142, 124, 171, 101, 161,
+                61, 115, 136, 85, 119, 166, 109, 139, 163, 114, 167, 103, 151, 107, 136, 125, 108, 175, 75, 145, 197,
+                99, 159, 88, 137, 116, 120, 143, 100, 156, 93, 146, 168, 130, 169, 116, 160, 143, 124, 171, 101, 161,
             ],
         ),
     ];

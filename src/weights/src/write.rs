@@ -387,7 +387,8 @@ mod tests {
         let huge = target("w", Dtype::F32, Dtype::F32, &[1 << 50], vec![Segment::Zeros(4 << 50)]);
         let file = NewTensorFile { name: "out".into(), metadata: BTreeMap::new(), tensors: vec![huge] };
         let failure = write_tensor_files(&folder, &[file], &mut |_| panic!("something was written")).unwrap_err();
-        assert_eq!(failure.code, ErrorCode::DiskFull, "{failure}");
+        // Petabytes also exceed the limit that some file systems have on a file.
+        assert!([ErrorCode::DiskFull, ErrorCode::FileTooLarge].contains(&failure.code), "{failure}");
     }
 
     #[test]

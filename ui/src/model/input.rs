@@ -122,7 +122,7 @@ impl Input {
         Self { purpose, cursor: text.len(), text }
     }
 
-    /// Inserts typed or pasted text at the cursor, as [`one_line`] returns it.
+    /// Inserts typed or pasted text at the cursor, as `one_line` returns it.
     pub fn insert(&mut self, text: &str) {
         let text = one_line(text);
         self.text.insert_str(self.cursor, &text);

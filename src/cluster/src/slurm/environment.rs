@@ -120,10 +120,7 @@ impl SlurmSpec {
             Meaning::Key("constraint") => &mut self.constraint,
             Meaning::Key(key) => return Err(format!("the Slurm file sets {key}")),
             Meaning::Passes => {
-                let in_file = |line: &String| {
-                    sbatch::options(line).is_ok_and(|options| options.iter().any(|other| other.name == option.name))
-                };
-                if self.extra.iter().any(in_file) {
+                if self.requests(option.name) {
                     return Err(format!("the Slurm file has --{}", option.name));
                 }
                 if value.chars().any(char::is_control) {

@@ -125,6 +125,13 @@ impl SlurmSpec {
         Ok(())
     }
 
+    /// Returns whether `extra` has an option, by its long name.
+    pub fn requests(&self, option: &str) -> bool {
+        let has =
+            |line: &String| sbatch::options(line).is_ok_and(|found| found.iter().any(|other| other.name == option));
+        self.extra.iter().any(has)
+    }
+
     /// Returns the time limit in seconds.
     pub fn time_s(&self) -> Option<u64> {
         limit(&self.time)

@@ -54,7 +54,7 @@ impl Queue {
         lost.refuse(LostIn::ThisEncode, most).inspect_err(|_| {
             let mark = refused_file(&self.data.join(WORK), self.head.generation);
             if let Err(error) = fs::write(&mark, b"") {
-                eprintln!("{}", cannot_write(&mark, &error));
+                rundir::log!("{}", cannot_write(&mark, &error));
             }
         })
     }

@@ -110,16 +110,27 @@ pub(super) fn checks(
     let gpus = Gpus::read(plan, facts);
     let ranks = plan.attempt.placement.ranks.iter().filter(|place| place.node == *node).count();
     let leave_out = leave_out(plan, node);
-    let mut checks = vec![(CheckId::Gpus, present(&gpus, ranks, required, &leave_out, fail))];
+    let is_shared = plan.run.recipe().is_ok_and(|recipe| recipe.env.shares_gpus());
+    let on_gpu = if is_shared { ranks.div_ceil(gpus.listed.len().max(1)) } else { 1 };
+    // Ranks that share GPUs use as many GPUs as there are.
+    let used = if is_shared { ranks.min(gpus.listed.len()) } else { ranks };
+    let mut checks = vec![(CheckId::Gpus, present(&gpus, ranks, is_shared, required, &leave_out, fail))];
     if !gpus.listed.is_empty() {
         checks.push((CheckId::GpuProcesses, processes(&gpus, &leave_out, fail)));
-        checks.push((CheckId::GpuMemory, memory(plan, &gpus.listed, ranks, &leave_out, fail)));
+        checks.push((CheckId::GpuMemory, memory(plan, &gpus.listed, used, on_gpu, &leave_out, fail)));
         checks.push((CheckId::GpuErrors, errors(&gpus, fail)));
     }
     checks
 }
 
-fn present(gpus: &Gpus, ranks: usize, required: Option<String>, leave_out: &str, fail: Fail<'_>) -> CheckResult {
+fn present(
+    gpus: &Gpus,
+    ranks: usize,
+    is_shared: bool,
+    required: Option<String>,
+    leave_out: &str,
+    fail: Fail<'_>,
+) -> CheckResult {
     let or_else = format!("{leave_out}, or waive this check: --waive GPUs");
     let listed = gpus.listed.len();
     let Some(why) = required else {
@@ -136,10 +147,10 @@ fn present(gpus: &Gpus, ranks: usize, required: Option<String>, leave_out: &str,
             &format!("install the NVIDIA driver, {or_else}"),
         ),
         Some(error) => fail(ErrorCode::NoGpu, format!("{why}, but {error}"), &format!("{}, {or_else}", error.fix())),
-        None if ranks > listed => fail(
+        None if ranks > listed && !(is_shared && listed > 0) => fail(
             ErrorCode::TooFewRanks,
             format!("{} on {}", counted(ranks, "rank"), counted(listed, "GPU")),
-            "give it fewer slots in the hostfile",
+            "give it fewer slots in the hostfile; to try a mesh with several ranks on a GPU: env.presets = [\"nccl_shared_gpus\"]",
         ),
         None => Ok(format!("{} on {listed}", counted(ranks, "rank"))),
     }
@@ -176,8 +187,15 @@ fn processes(gpus: &Gpus, leave_out: &str, fail: Fail<'_>) -> CheckResult {
 
 /// Checks that the memory of the GPUs that ranks will use is free, except for the driver's share, and that the planned memory of a
 /// rank fits.
-fn memory(plan: &LaunchPlan, gpus: &[GpuSample], ranks: usize, leave_out: &str, fail: Fail<'_>) -> CheckResult {
-    let ours = || gpus.iter().take(ranks.max(1));
+fn memory(
+    plan: &LaunchPlan,
+    gpus: &[GpuSample],
+    used: usize,
+    ranks_on_gpu: usize,
+    leave_out: &str,
+    fail: Fail<'_>,
+) -> CheckResult {
+    let ours = || gpus.iter().take(used.max(1));
     let memory = |gpu: &GpuSample| Some((gpu.mem_used_mib.value()?, gpu.mem_total_mib.value()?));
     let used: Vec<String> = ours()
         .filter_map(|gpu| Some((gpu.index, memory(gpu).filter(|(used, _)| *used > DRIVER_MIB)?)))
@@ -193,7 +211,7 @@ fn memory(plan: &LaunchPlan, gpus: &[GpuSample], ranks: usize, leave_out: &str, 
         );
     }
     let least = ours().filter_map(|gpu| gpu.mem_total_mib.value()).min().map(|mib| mib << 20);
-    if let Some((planned, fix)) = least.and_then(|total| too_large(plan, total)) {
+    if let Some((planned, fix)) = least.and_then(|total| too_large(plan, ranks_on_gpu as u64, total)) {
         return fail(ErrorCode::OutOfMemory, planned, &fix);
     }
     let unknown: Vec<String> = ours().filter(|gpu| memory(gpu).is_none()).map(|gpu| gpu.index.to_string()).collect();
@@ -208,9 +226,9 @@ fn memory(plan: &LaunchPlan, gpus: &[GpuSample], ranks: usize, leave_out: &str, 
 /// The number of parts of the planned memory that a failure names.
 const LARGEST: usize = 4;
 
-/// Returns why the planned memory of a rank does not fit a GPU with `total` bytes, and the fix. Only the memory of training with the
+/// Returns why the planned memory of `ranks` ranks does not fit a GPU with `total` bytes, and the fix. Only the memory of training with the
 /// embedded trainer is planned.
-fn too_large(plan: &LaunchPlan, total: u64) -> Option<(String, String)> {
+fn too_large(plan: &LaunchPlan, ranks: u64, total: u64) -> Option<(String, String)> {
     let is_planned = !plan.is_command() && plan.task() == Task::Train && plan.on_gpus(plan.trainer.cuda);
     let recipe = plan.run.recipe().ok().filter(|_| is_planned)?;
     // The plan is an estimate. A resume on the mesh on which earlier attempts already trained is not rejected.
@@ -219,13 +237,14 @@ fn too_large(plan: &LaunchPlan, total: u64) -> Option<(String, String)> {
     }
     let recipe = recipe::Recipe { mesh: plan.attempt.mesh, ..recipe };
     let (peak, limit) = (recipe.peak_memory(), recipe.usable_memory(total));
-    if peak <= limit {
+    if peak * ranks <= limit {
         return None;
     }
     let share = GPU_SHARE * 100.0;
     let planned = format!(
-        "a rank needs about {}, most of it {}, and may take {} ({share:.0} %) of a GPU of {}",
+        "a rank needs about {}{}, most of it {}, and may take {} ({share:.0} %) of a GPU of {}",
         size(peak),
+        if ranks > 1 { format!(" ({ranks} of them share a GPU: {})", size(peak * ranks)) } else { String::new() },
         recipe.largest_parts(LARGEST),
         size(limit),
         size(total)
@@ -261,6 +280,6 @@ fn errors(gpus: &Gpus, fail: Fail<'_>) -> CheckResult {
     Ok(match &harmless[..] {
         [] if gpus.is_log_readable => "none".into(),
         [] => "no memory errors; Xid errors unknown: this user can read neither dmesg nor the kernel's journal".into(),
-        some => format!("{}: no GPU needs a reset", some.join("; ")),
+        some => format!("{}; the GPUs can be used", some.join("; ")),
     })
 }

@@ -26,7 +26,7 @@ pub(super) fn checks(what: &str, plan: &LaunchPlan, spec: &SlurmSpec, script: &s
         checks.push(check(CheckId::Nodes, enough_nodes(what, spec, partition, &nodes)));
     }
     checks.insert(1, check(CheckId::Partition, partition));
-    checks.push(check(CheckId::Job, test_submission(what, script, must_wait)));
+    checks.push(check(CheckId::Job, test_submission(what, spec, script, must_wait)));
     let runs = disks::runs(plan);
     checks.push(check(CheckId::RunFolder, Ok(format!("{runs}; checked on the nodes when the job begins"))));
     checks
@@ -66,11 +66,14 @@ fn enough_nodes(what: &str, spec: &SlurmSpec, partition: &str, nodes: &[&SlurmNo
 
 /// Tests the script with Slurm, because only Slurm can check accounts and limits. `must_wait` means that some nodes are
 /// down or drained.
-fn test_submission(what: &str, script: &str, must_wait: bool) -> CheckResult {
+fn test_submission(what: &str, spec: &SlurmSpec, script: &str, must_wait: bool) -> CheckResult {
     let answer = match run_script("test a job", "exec sbatch --test-only", script) {
         // The test rejects a job that sbatch itself would queue.
         Err(SlurmError::Refused(why)) if must_wait && why.contains("node configuration is not available") => {
             return Ok("cannot be tested while nodes are down or drained".into());
+        }
+        Err(SlurmError::Refused(why)) if spec.requests("reservation") && why.contains("Invalid time specified") => {
+            return Ok("cannot be tested before its reservation begins".into());
         }
         answer => answer.map_err(|error| failure(what, &error))?,
     };

@@ -124,7 +124,7 @@ pub enum UnknownKeys {
 }
 
 impl Settings {
-    /// Reads the settings of one node. Each node needs its own `ssh -G` (4 ms), because any option may depend on the node's name.
+    /// Reads the settings of one node. Each node needs its own `ssh -G` (7 ms), because any option may depend on the node's name.
     pub fn read(options: &SshOptions, login: &Login) -> Result<Self, ConnectionError> {
         let text = ssh_g(options, login)?;
         let mut settings = parse(&text, login, Tokens::of_this_user(), env::var("SSH_AUTH_SOCK").ok());

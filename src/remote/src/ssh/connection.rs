@@ -291,7 +291,7 @@ impl Actor {
         let mut kept = VecDeque::new();
         for work in std::mem::take(&mut self.waiting) {
             match work {
-                Work::Stream { mut on_event, .. } => {
+                Work::Stream(StreamWork { mut on_event, .. }) => {
                     let (status, stderr) = (Status::Signal("HUP".into()), why.as_bytes().to_vec());
                     let _ = on_event(StreamEvent::Exited(Output { status, stdout: Vec::new(), stderr }));
                 }

@@ -296,6 +296,10 @@ impl OpenSsh {
         let _ = fs::remove_file(&log);
         match ended {
             Ok(Some(status)) if status.success() => Ok(()),
+            // `ssh` reports some ends of a connection only with a higher LogLevel.
+            Ok(Some(status)) if message.trim().is_empty() => {
+                Err(failed(format!("{} ended without a message ({status})", self.options.program)))
+            }
             Ok(Some(_)) => Err(failed(message.trim().to_owned())),
             Ok(None) => Err(failed(format!("Connection timed out after {} s", CONNECT_TIMEOUT.as_secs()))),
             Err(error) => Err(failed(format!("{} cannot be started: {error}", self.options.program))),

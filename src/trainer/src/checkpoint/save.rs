@@ -9,8 +9,8 @@ use c10d::cuda::{self, CopyStream, Event};
 use camino::Utf8Path;
 use recipe::Mesh;
 use rundir::{
-    BaseWeights, CheckpointManifest, Failure, FileSum, LogicalTensor, RunDir, RunId, SCHEMA, Slice, Staging,
-    SummedFile, TrainState,
+    BaseWeights, CheckpointManifest, Error, ErrorCode, Failure, FileSum, LogicalTensor, RunDir, RunId, SCHEMA, Slice,
+    Staging, SummedFile, TrainState,
 };
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
@@ -352,13 +352,13 @@ fn write_part(
     let mut part = RankPart::default();
     for (file, pieces) in files {
         let path = dir.join(file);
-        let written = write_tensors(&path, pieces, store).map_err(|error| {
-            Failure::new(
-                rundir::ErrorCode::SaveFailed,
-                format!("cannot save {path}"),
-                error.to_string(),
-                format!("free some space on the disk that holds {dir}; earlier checkpoints are untouched"),
-            )
+        let written = write_tensors(&path, pieces, store).map_err(|source| {
+            let error = Failure::from(Error::Io { action: "save", path: path.clone(), source });
+            let code = match error.code {
+                ErrorCode::DiskFull | ErrorCode::FileTooLarge => error.code,
+                _ => ErrorCode::SaveFailed,
+            };
+            Failure { code, fix: format!("{}; earlier checkpoints are untouched", error.fix), ..error }
         })?;
         fault::reached("half-written", step);
         part.files.push(written);

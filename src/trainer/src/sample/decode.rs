@@ -277,7 +277,9 @@ mod tests {
     fn conditions_of_masked_videos_are_those_of_videox_fun() {
         let oracle = Utf8Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/oracle");
         let (mut recipe, _) = inpainting();
-        recipe.encoders.folder = oracle.join("i2v_training/vae4");
+        let folder = tempfile::tempdir().unwrap();
+        std::os::unix::fs::symlink(oracle.join("i2v_training/vae4"), folder.path().join("vae")).unwrap();
+        recipe.encoders.folder = camino::Utf8PathBuf::try_from(folder.path().to_owned()).unwrap();
         for name in ["region", "start_and_end", "start_and_end_with_noise"] {
             let header = weights::Header::read(&oracle.join(format!("fun/sampling/{name}.safetensors"))).unwrap();
             let recorded = |name: &str| {

@@ -98,7 +98,10 @@ fn imported_before(workspace: &Workspace) -> BTreeMap<Utf8PathBuf, RunId> {
 /// Reads a log and creates a run from it. Creates nothing with `--dry-run`.
 fn import(workspace: &Workspace, args: &ImportArgs, source: &Source) -> Result<NewRun, Failure> {
     let log = source.read()?;
-    log.warnings.iter().for_each(|warning| note!("warning: {}", warning));
+    // A document has them.
+    if !args.output.json {
+        log.warnings.iter().for_each(|warning| note!("warning: {warning}"));
+    }
     let mapped = map_metrics(&log);
     let (Some(first), Some(last)) = (mapped.samples.first(), mapped.samples.last()) else {
         let why = "it has no numbers that were logged at steps";
@@ -187,7 +190,7 @@ fn print_details(id: &RunId, new: &NewRun) -> Result<(), CommandError> {
     }
     if !new.others.is_empty() {
         let others = new.others.join(", ");
-        output::line(&format!("others, for `vidtui export {id} --metric NAME`: {others}"))?;
+        output::line(&format!("others, for `vidtui export {id} --metric NAME --out FILE`: {others}"))?;
     }
     Ok(())
 }

@@ -109,7 +109,10 @@ impl NodeListing {
         }
         let what = format!("cannot list the processes of {}", names(self.failed.iter().map(|(node, _)| node)));
         let why = "processes may still run there";
-        let fix = "try again when these nodes answer; `kill --wait` retries until they do";
+        let fix = match self.failed.iter().find(|(_, error)| !error.is_unreachable()) {
+            Some((_, error)) => error.failure("").fix,
+            None => "try again when these nodes answer; `kill --wait` retries until they do".into(),
+        };
         Err(Failure::new(ErrorCode::NodeUnreachable, what, why, fix).into())
     }
 }

@@ -3,7 +3,7 @@
 use crate::appearance;
 use crate::args::{NodesArgs, NodesCommandArgs, SmiArgs};
 use crate::command_error::CommandError;
-use crate::output::{self, Side};
+use crate::output::{self, Side, note};
 use crate::simulate;
 use crate::terminal::takes_escapes;
 use crate::workspace::Workspace;
@@ -35,6 +35,15 @@ pub fn nodes(workspace: &Workspace, args: &NodesCommandArgs) -> Result<(), Comma
         None => workspace.nodes_given(&args.nodes.nodes()),
     };
     let listed = list()?;
+    if let Some(path) =
+        workspace.wanted(&args.nodes.nodes()).hostfile.as_deref().filter(|_| !args.local && args.run.is_none())
+        && std::fs::read(workspace.here.join(path)).is_ok_and(|bytes| text_file::is_utf16(&bytes))
+    {
+        let convert = text_file::conversion("UTF-16", path.as_str());
+        note!(
+            "note: hostfile {path} is UTF-16, which other programs such as mpirun do not read; to convert it: {convert}"
+        );
+    }
     let sort = sort_of(args.sort.as_deref())?;
     let mut updates = Updates::of(workspace, listed);
     let mut fleet = Fleet::default();

@@ -226,6 +226,23 @@ fn a_plan_above_95_percent_of_a_gpu_fails_the_check() {
     assert_eq!(with_gpu(&["train.device=cpu"], 64), []);
 }
 
+#[test]
+fn ranks_that_share_a_gpu_need_the_sum_of_their_memory() {
+    let of = |sets: &[&str], mib: u64| {
+        let plan = embedded(&[&["train.device=cuda"], sets].concat());
+        let gpu = format!("gpu 0, GPU-1b77, 00000000:20:00.0, 0, {mib}, 0\ngpu_status 0\n");
+        let failed = failed(&plan, [&[(MISMATCH.0, &gpu)], &[], &[]]);
+        let of_gpus = failed.into_iter().filter(|(_, id, _)| [CheckId::Gpus, CheckId::GpuMemory].contains(id));
+        of_gpus.map(|(_, id, _)| id).collect::<Vec<_>>()
+    };
+    let recipe = embedded(&["train.device=cuda"]);
+    let ranks = recipe.attempt.placement.ranks.iter().filter(|place| place.node.as_str() == "node01").count() as u64;
+    let peak_mib = recipe.run.recipe().unwrap().peak_memory() >> 20;
+    let shared = ["env.presets=[\"nccl_shared_gpus\"]"];
+    assert_eq!(of(&shared, ranks * peak_mib * 100 / 94), []);
+    assert_eq!(of(&shared, ranks * peak_mib * 100 / 96), [CheckId::GpuMemory]);
+}
+
 const LOST_GPU: &str = "gpu Unable to determine the device handle for GPU1: 0000:20:00.0: GPU is lost.  Reboot the system\ngpu_status 15\n";
 
 #[test]
