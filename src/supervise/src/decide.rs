@@ -170,6 +170,8 @@ pub struct State {
     /// The time until which a stop that ended another node's ranks may reach this node. The failure of a rank before that
     /// time is attributed to the stop.
     stop_due: Option<Duration>,
+    /// The time until which TERM, which has ended a rank of a command, may reach this supervisor too.
+    term_due: Option<Duration>,
     /// The time until which the reason of another node's failure may arrive, after all ranks have ended.
     reason_due: Option<Duration>,
     peers: Option<Peers>,
@@ -241,6 +243,7 @@ impl State {
             is_reported: false,
             kill_at: None,
             stop_due: None,
+            term_due: None,
             reason_due: None,
             peers,
             has_ended: false,
@@ -252,7 +255,8 @@ impl State {
         if self.has_ended {
             return None;
         }
-        let own = [self.kill_at, self.stop_due, self.reason_due];
+        let term_due = self.term_due.filter(|_| self.can_continue() && !self.stop_requested);
+        let own = [self.kill_at, self.stop_due, term_due, self.reason_due];
         own.into_iter().flatten().chain(self.peers.as_ref().and_then(Peers::deadline)).min()
     }
 
@@ -301,6 +305,9 @@ impl State {
         if self.can_continue() {
             self.judge_loss(at, actions);
         }
+        if self.expects_term(at) {
+            return;
+        }
         // A rank may fail because of a stop that has not reached this supervisor yet.
         if self.can_continue() && self.stop_due.is_none() {
             self.judge_ranks(at, actions);
@@ -312,6 +319,16 @@ impl State {
         if !self.any_alive() {
             self.finish(at, actions);
         }
+    }
+
+    /// Returns whether TERM has ended a rank of a command and may reach this supervisor in a moment: Slurm signals all processes of a job, in any
+    /// order. The embedded trainer handles TERM, so that it ends no rank.
+    fn expects_term(&mut self, at: Duration) -> bool {
+        let is_possible = self.is_command && self.can_continue() && !self.stop_requested;
+        // A launcher reports the signal by its exit code.
+        let ended = |rank: &RankEnd| rank.signal == Some(SIGTERM) || rank.code == Some(128 + SIGTERM);
+        let by_term = is_possible && self.first_failure().is_some_and(ended);
+        by_term && at < *self.term_due.get_or_insert(at + self.waits.reason)
     }
 
     /// Records failed ranks and lost nodes. The other ranks take over their work.

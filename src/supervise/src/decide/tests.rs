@@ -263,6 +263,30 @@ fn ranks_that_a_stop_ends_before_they_save_count_as_killed_and_failed_saves_as_f
 }
 
 #[test]
+fn a_command_that_term_ends_before_the_supervisor_has_received_it_was_stopped() {
+    for rank in [signaled(0, SIGTERM), exited(0, 143)] {
+        let mut sut = Supervisor::alone(true, 1);
+        sut.exits([rank.clone()]);
+        assert_eq!(sut.verdict(), None, "TERM may come a moment later");
+        sut.pass(secs(0.1));
+        sut.event(Event::Signal(SIGTERM));
+        assert_eq!((sut.reason(), sut.verdict().unwrap().failure.clone()), (ExitReason::Killed, None));
+        // Without a TERM, another program has signalled the rank.
+        let mut sut = Supervisor::alone(true, 2);
+        sut.exits([rank]);
+        sut.pass(WAITS.reason - secs(0.1));
+        assert_eq!(sut.signals(), [0; 0]);
+        sut.pass(secs(0.1));
+        assert_eq!(sut.signals(), [SIGTERM], "the other rank is ended");
+        sut.exits([signaled(1, SIGTERM)]);
+        assert_eq!((sut.reason(), sut.failure()), (ExitReason::Failed, &rank_failure(0)));
+    }
+    let mut trainer = Supervisor::alone(false, 1);
+    trainer.exits([signaled(0, SIGTERM)]);
+    assert_eq!(trainer.reason(), ExitReason::Failed);
+}
+
+#[test]
 fn a_save_signal_is_passed_on() {
     let mut sut = Supervisor::alone(false, 1);
     sut.event(Event::Signal(SIGUSR1));
