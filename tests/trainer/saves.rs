@@ -232,10 +232,7 @@ fn a_run_continues_after_a_save_on_a_full_disk_and_saves_again() {
     // The root of a disk is an inode too, so the second disk has space, but no inode for the last file of a save.
     let no_inodes = format!("size=50m,nr_inodes={}", inodes(&run.dir.root));
     for (name, options) in [("full", "size=300k"), ("no-inodes", no_inodes.as_str())] {
-        let Some(disk) = SmallDisk::mount(&scene, options) else {
-            eprintln!("skipped: a small disk cannot be mounted here (needs root)");
-            return;
-        };
+        let Some(disk) = SmallDisk::mount(&scene, options) else { return };
         let sets = ["train.steps=100000", "checkpoint.interval=4", "checkpoint.keep_last=1"];
         let mut running = scene.launch_in(&disk.path, name, &[1, 2], &sets);
         running.wait_for("a failed save", |run| failed_saves(run) > 0);
@@ -254,10 +251,7 @@ fn a_run_continues_after_a_save_on_a_full_disk_and_saves_again() {
 #[test]
 fn a_run_whose_last_save_fails_waits_for_room_and_saves_then() {
     let scene = Scene::new();
-    let Some(disk) = SmallDisk::mount(&scene, "size=300k") else {
-        eprintln!("skipped: a small disk cannot be mounted here (needs root)");
-        return;
-    };
+    let Some(disk) = SmallDisk::mount(&scene, "size=300k") else { return };
     let mut running = scene.launch_in(&disk.path, "full", &[1, 2], &["train.steps=3"]);
     running.wait_for("a failed save", |run| failed_saves(run) > 0);
     disk.grow();
@@ -268,10 +262,7 @@ fn a_run_whose_last_save_fails_waits_for_room_and_saves_then() {
 #[test]
 fn a_run_that_cannot_save_when_it_is_stopped_trains_on_and_stops_once_there_is_room() {
     let scene = Scene::new();
-    let Some(disk) = SmallDisk::mount(&scene, "size=300k") else {
-        eprintln!("skipped: a small disk cannot be mounted here (needs root)");
-        return;
-    };
+    let Some(disk) = SmallDisk::mount(&scene, "size=300k") else { return };
     let mut running = scene.launch_in(&disk.path, "stopped", &[1, 2], &["train.steps=100000"]);
     running.wait_for_step(2);
     running.signal(0, "TERM");
@@ -288,10 +279,7 @@ fn a_run_that_cannot_save_when_it_is_stopped_trains_on_and_stops_once_there_is_r
 #[test]
 fn metrics_of_a_full_disk_are_written_when_there_is_room() {
     let scene = Scene::new();
-    let Some(disk) = SmallDisk::mount(&scene, "size=300k") else {
-        eprintln!("skipped: a small disk cannot be mounted here (needs root)");
-        return;
-    };
+    let Some(disk) = SmallDisk::mount(&scene, "size=300k") else { return };
     let mut running = scene.launch_in(&disk.path, "metrics", &[1, 2], &["train.steps=100000", "log.interval=1"]);
     running.wait_for_step(2);
     disk.fill();
@@ -325,10 +313,7 @@ fn a_limit_on_the_size_of_files_is_the_reason_of_a_failed_save_and_ends_no_rank_
 #[test]
 fn repeated_failed_saves_end_the_run_if_the_recipe_sets_a_limit() {
     let scene = Scene::new();
-    let Some(disk) = SmallDisk::mount(&scene, "size=300k") else {
-        eprintln!("skipped: a small disk cannot be mounted here (needs root)");
-        return;
-    };
+    let Some(disk) = SmallDisk::mount(&scene, "size=300k") else { return };
     let sets = ["train.steps=100000", "checkpoint.interval=1", "checkpoint.max_failures=3"];
     let (run, outputs) = scene.launch_in(&disk.path, "give-up", &[1, 2], &sets).wait();
     assert!(outputs.iter().all(|output| !output.status.success()));

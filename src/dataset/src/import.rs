@@ -38,11 +38,11 @@ pub struct ImportRequest {
     pub target: Utf8PathBuf,
     /// The number of channels of a latent. A tensor with twice as many channels holds means and log-variances.
     pub channels: usize,
-    /// What happens to clips with values that are NaN or infinite.
+    /// Whether clips with values that are NaN or infinite are refused or left out.
     pub not_finite: NotFiniteClips,
 }
 
-/// What an import does with clips whose latent or text has values that are NaN or infinite.
+/// The choice for clips whose latent or text has values that are NaN or infinite.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum NotFiniteClips {
     /// The import fails and names them.

@@ -28,7 +28,7 @@ pub struct Log {
     pub name: Option<String>,
     /// The settings of the run, if the log has them: a key and its value as JSON.
     pub config: BTreeMap<String, String>,
-    /// What could not be read or is left out, and why.
+    /// Warnings: each names values that are left out, and the reason.
     pub warnings: Vec<String>,
 }
 

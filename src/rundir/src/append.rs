@@ -56,7 +56,10 @@ impl LineAppender {
     /// line. If 16 MiB are kept already, the line is lost.
     pub fn append<T: Serialize>(&mut self, value: &T) -> io::Result<()> {
         let before = self.kept.len();
-        serde_json::to_writer(&mut self.kept, value)?;
+        if let Err(error) = serde_json::to_writer(&mut self.kept, value) {
+            self.kept.truncate(before);
+            return Err(error.into());
+        }
         self.kept.push(b'\n');
         if before > 0 && self.kept.len() > KEEP {
             self.kept.truncate(before);
@@ -182,6 +185,16 @@ mod tests {
         assert_eq!(fs::read_to_string(run.metrics()).unwrap(), "1\n2\n3\n");
         file.append(&4).unwrap();
         assert_eq!(fs::read_to_string(run.metrics()).unwrap(), "1\n2\n3\n4\n");
+    }
+
+    #[test]
+    fn a_value_without_a_json_form_leaves_nothing_behind() {
+        let (_keep, run) = temp();
+        let mut file = LineAppender::open(&run.metrics()).unwrap();
+        // Keys of JSON are texts. The bracket before the key is written first.
+        file.append(&std::collections::BTreeMap::from([(vec![1], 2)])).unwrap_err();
+        file.append(&3).unwrap();
+        assert_eq!(fs::read_to_string(run.metrics()).unwrap(), "3\n");
     }
 
     #[test]

@@ -157,7 +157,7 @@ pub enum EventKind {
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         clips: Vec<String>,
         /// The number of further such clips.
-        #[serde(default, skip_serializing_if = "is_none")]
+        #[serde(default, skip_serializing_if = "is_zero")]
         more_clips: usize,
         /// Whether the clips have values that are not finite.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -322,7 +322,7 @@ fn fields_as_text(event: &Value) -> String {
     text.collect::<Vec<_>>().join(", ")
 }
 
-fn is_none(n: &usize) -> bool {
+fn is_zero(n: &usize) -> bool {
     *n == 0
 }
 

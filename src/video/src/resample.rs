@@ -128,7 +128,7 @@ mod tests {
         }
     }
 
-    /// What Pillow 11.3 gives for the picture of the test, by width and height. Pillow 13 resizes the rows first if that is cheaper, which
+    /// The bytes of Pillow 11.3 for the picture of the test, by width and height. Pillow 13 resizes the rows first if that is cheaper, which
     /// rounds a few values differently.
     const PILLOW: [(usize, usize, &[u8]); 2] = [
         (

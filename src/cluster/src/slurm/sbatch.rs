@@ -3,7 +3,7 @@
 use Meaning::{Key, Passes, Refused};
 use Takes::{May, Needs, No};
 
-/// What vidtui does with an option of sbatch.
+/// The decision about an option of sbatch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Meaning {
     /// The option is passed to sbatch.

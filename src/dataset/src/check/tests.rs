@@ -493,7 +493,7 @@ fn a_cache_that_cannot_be_written_is_noted() {
 #[test]
 fn a_program_that_does_not_start_ends_the_check_and_is_not_cached_as_a_fault_of_a_video() {
     let site = Site::new().video("a.mp4", "long.mp4", "a").with("b.mp4", "no video").with("b.txt", "b");
-    // What the dynamic linker prints if a library of ffmpeg is missing.
+    // The message of the dynamic linker if a library of ffmpeg is missing.
     let broken = program(
         &site.path.with_file_name("broken"),
         "echo 'ffprobe: error while loading shared libraries: libopenh264.so.5: cannot open shared object file' >&2; exit 127",

@@ -58,7 +58,7 @@ pub struct DamagedTensor {
     /// Whether it is the text of the empty caption.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub empty_caption: bool,
-    /// What is wrong with it.
+    /// The fault.
     pub why: String,
 }
 

@@ -192,7 +192,8 @@ fn a_token_budget_has_fewer_frames_of_larger_sides() {
     assert_eq!([batch(49, 512), batch(49, 256), batch(9, 256)], [None, Some(2), Some(4)]);
 }
 
-/// What VideoX-Fun's `collate_fn` (commit 804a4258, `random_hw_adapt`, token lengths) drew in 400 batches of each clip.
+/// Compares the buckets with those that VideoX-Fun's `collate_fn` (commit 804a4258, `random_hw_adapt`, token lengths) drew in 400 batches of
+/// each clip.
 #[test]
 fn sides_of_images_and_videos_are_drawn_as_videox_fun_draws_them() {
     /// min_side and max_side, the clip, the drawn buckets in sorted order.
