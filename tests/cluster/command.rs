@@ -222,11 +222,18 @@ fn a_command_that_cannot_save_is_requeued_after_the_warning_of_slurm_and_continu
         let exit = run.read_exit(&NodeId::new(node).unwrap(), 1).unwrap().unwrap();
         assert_eq!((exit.reason, exit.failure), (ExitReason::Killed, None), "{node}");
     }
-    site.slurm(&format!("scontrol update JobId={job} StartTime=now"));
+    start_requeued(&site, job);
     site.until("it finishes after the requeue", || site.state() == "finished");
     let attempt = run.read_attempt(2).unwrap();
     assert_eq!((attempt.why, attempt.slurm.unwrap().job), (AttemptWhy::Requeue, Some(job)));
     assert_eq!(steps(&run, 2), (6..=12).collect::<Vec<u64>>(), "from the checkpoint of step 5");
+}
+
+/// Starts a requeued job before its time.
+///
+/// When a job ends, its nodes revoke its credentials, and a credential of the same second counts as revoked.
+fn start_requeued(site: &TestSite, job: u64) {
+    site.slurm(&format!("scontrol update JobId={job} StartTime=now+2"));
 }
 
 #[test]
@@ -256,7 +263,7 @@ fn a_stop_request_survives_a_requeue() {
     let state = || site.slurm(&format!("squeue --noheader --states=all --jobs={job} --format=%T"));
     site.until("it is requeued", || state() == "PENDING");
     site.until("every process is gone", || all_gone(&site));
-    site.slurm(&format!("scontrol update JobId={job} StartTime=now"));
+    start_requeued(&site, job);
     site.until("the requeued job has ended", || state() == "COMPLETED");
     assert_eq!(site.state(), "stopped");
     assert_eq!(run.attempt_numbers().unwrap(), [1]);

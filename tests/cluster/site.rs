@@ -200,10 +200,17 @@ impl TestSite {
             if holds() {
                 return;
             }
-            assert!(Instant::now() < deadline, "never: {what}\n{}", self.does("status latest"));
+            assert!(Instant::now() < deadline, "never: {what}\n{}\n{}", self.does("status latest"), self.job_logs());
             // A check that starts programs must take little of a core.
             thread::sleep((6 * began.elapsed()).clamp(Duration::from_millis(50), Duration::from_secs(1)));
         }
+    }
+
+    /// Returns the logs of the jobs of all runs.
+    fn job_logs(&self) -> String {
+        let mut find = Command::new("find");
+        find.args([self.runs.as_str(), "-name", "job.log", "-exec", "tail", "-n", "50", "-v", "{}", "+"]);
+        String::from_utf8_lossy(&find.output().unwrap().stdout).into_owned()
     }
 
     pub fn until_step(&self, run: &RunDir, attempt: u32, step: u64) {

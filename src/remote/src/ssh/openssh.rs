@@ -1,6 +1,6 @@
 //! Connects through OpenSSH's program, for jump hosts, Kerberos, security devices, certificates and other options that libssh2
 //! does not support. All commands share one connection per node (ControlMaster): the user's, if the configuration names one that
-//! is open, or else one of this process.
+//! is open, or else one of this client.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
@@ -42,7 +42,7 @@ const SSH_FAILED: i32 = 255;
 pub struct OpenSsh {
     options: SshOptions,
     login: Login,
-    /// The socket of this process's connection.
+    /// The socket of this client's connection.
     socket: Utf8PathBuf,
     state: Mutex<State>,
     /// The number of free sessions.
@@ -55,7 +55,7 @@ pub struct OpenSsh {
 struct State {
     /// The settings; `None` if they must be read again.
     settings: Option<Settings>,
-    /// Whether the connection of this process was made and no command has failed on it since.
+    /// Whether the connection of this client was made and no command has failed on it since.
     is_connected: bool,
 }
 
@@ -100,8 +100,10 @@ impl OpenSsh {
         }
         let state = Mutex::new(State { settings: Some(settings), is_connected: false });
         let sessions = (Mutex::new(SESSIONS), Condvar::new());
-        // Each process has its own connection, because it closes the connection at its end. %C is a hash of user, node and port.
-        let socket = folder.join(format!("{:x}-%C", process::id()));
+        // Each client closes its connection at its end, perhaps while another client of the same node connects. %C is a hash of
+        // user, node and port.
+        static UNIQUE: AtomicU64 = AtomicU64::new(0);
+        let socket = folder.join(format!("{:x}-{:x}-%C", process::id(), UNIQUE.fetch_add(1, Ordering::Relaxed)));
         let (streams, last_stream) = (Mutex::default(), AtomicU64::new(0));
         Ok(Self { options, login, socket, state, sessions, streams, last_stream })
     }
@@ -258,7 +260,7 @@ impl OpenSsh {
         }
     }
 
-    /// Returns the options for the next command. They select the user's connection if it is open, or else that of this process,
+    /// Returns the options for the next command. They select the user's connection if it is open, or else that of this client,
     /// which is made unless it exists.
     fn route(&self) -> Result<Vec<String>, ConnectionError> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -281,7 +283,7 @@ impl OpenSsh {
         Ok(options)
     }
 
-    /// Makes the connection of this process, which its commands share.
+    /// Makes the connection of this client, which its commands share.
     fn connect(&self, settings: &Settings) -> Result<(), ConnectionError> {
         let log = self.new_log();
         let mut command = self.options.command(&self.login);
