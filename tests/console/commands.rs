@@ -204,7 +204,8 @@ fn stages_show_their_changes_and_recipes_the_origin_of_values() {
     ] {
         assert!(why.contains(line), "{line} is not in\n{why}");
     }
-    let json = site.json(&["recipe", "show", "configs/small/curriculum.toml:long", "--json"]);
+    let json = site.succeeds(&["recipe", "show", "configs/small/curriculum.toml:long", "--json"]);
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
     assert_eq!(json["model"]["latent_frames"], 5);
 }
 

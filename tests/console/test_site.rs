@@ -5,6 +5,7 @@ use crate::pty::{Pty, comes_true};
 use camino::Utf8PathBuf;
 use rundir::RunDir;
 use runstate::Liveness;
+use std::collections::BTreeSet;
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
@@ -107,8 +108,13 @@ impl TestSite {
     }
 
     /// Runs a command that must succeed and print one JSON document.
+    ///
+    /// `docs/json.md` must name each field of its document.
     pub fn json(&self, args: &[&str]) -> serde_json::Value {
-        serde_json::from_str(&self.succeeds(args)).unwrap()
+        let document = serde_json::from_str(&self.succeeds(args)).unwrap();
+        let missing = undocumented(&document);
+        assert!(missing.is_empty(), "docs/json.md does not name {missing:?} of `vidtui {}`", args.join(" "));
+        document
     }
 
     /// Runs a command that must fail. Returns its exit code and output, with varying text replaced, for a snapshot.
@@ -292,3 +298,36 @@ steps = 40
 [optimizer]
 lr = 1e-5
 "#;
+
+/// Returns the fields of a document that `docs/json.md` does not name.
+fn undocumented(document: &serde_json::Value) -> BTreeSet<&str> {
+    /// Fields whose objects have names of their own: keys of recipes, nodes, metrics, and what other files define.
+    const OPEN: [&str; 16] = [
+        "recipe",
+        "origins",
+        "summary",
+        "scripts",
+        "spec",
+        "buckets",
+        "shapes",
+        "extra",
+        "dtypes",
+        "report",
+        "metrics",
+        "sample",
+        "cost",
+        "step_flops_of_a_sample",
+        "overhead",
+        "memory",
+    ];
+    const DOCS: &str = include_str!("../../docs/json.md");
+    match document {
+        serde_json::Value::Array(values) => values.iter().flat_map(undocumented).collect(),
+        serde_json::Value::Object(fields) => {
+            let unnamed = fields.keys().filter(|key| !DOCS.contains(&format!("`{key}`")));
+            let inside = fields.iter().filter(|(key, value)| !(value.is_object() && OPEN.contains(&key.as_str())));
+            unnamed.map(String::as_str).chain(inside.flat_map(|(_, value)| undocumented(value))).collect()
+        }
+        _ => BTreeSet::new(),
+    }
+}

@@ -245,6 +245,21 @@ fn every_key_that_a_printed_command_sets_exists_and_a_resume_may_change_it() {
 }
 
 #[test]
+fn every_command_with_json_has_a_description_of_its_document() {
+    fn names(command: &clap::Command, name: &str, into: &mut Vec<String>) {
+        if command.get_arguments().any(|arg| arg.get_long() == Some("json")) {
+            into.push(name.to_owned());
+        }
+        command.get_subcommands().for_each(|inner| names(inner, &format!("{name} {}", inner.get_name()), into));
+    }
+    let mut with_json = Vec::new();
+    names(&Args::command(), "vidtui", &mut with_json);
+    let docs = include_str!("../../../../docs/json.md");
+    with_json.retain(|name| !docs.contains(&format!("`{name}")));
+    assert_eq!(with_json, [""; 0]);
+}
+
+#[test]
 fn the_test_of_hints_finds_flags_and_arguments_that_do_not_exist() {
     let mut command = Args::command();
     let mut is_right = |text: &str| {

@@ -98,7 +98,8 @@ fn in_full(plan: &ConvertPlan) -> String {
     format!("{}\n{}", in_short(plan), output::table(&columns, &rows))
 }
 
-fn document(plan: &ConvertPlan, done: Option<&Converted>) -> serde_json::Value {
+/// Returns the JSON document of a conversion that is planned or done.
+pub(super) fn document(plan: &ConvertPlan, done: Option<&Converted>) -> serde_json::Value {
     let source = &plan.source;
     serde_json::json!({
         "source": { "path": source.location.path, "kind": source.location.kind, "family": source.family },

@@ -34,12 +34,10 @@ pub fn run(workspace: &Workspace, args: &SampleArgs) -> Result<(), CommandError>
     }
     if let Some(plan) = weights.conversion.as_ref().filter(|_| args.dry_run) {
         note!("the weights are converted first:");
-        let facts = crate::conversions::facts(plan);
         if args.output.json {
-            let facts: serde_json::Map<_, _> = facts.into_iter().map(|(name, value)| (name, value.into())).collect();
-            return output::json(&serde_json::json!({ "conversion": facts }));
+            return output::json(&serde_json::json!({ "conversion": super::convert::document(plan, None) }));
         }
-        return output::text(&output::facts(&facts));
+        return output::text(&output::facts(&crate::conversions::facts(plan)));
     }
     if weights.conversion.is_some() && is_this_machine(workspace, args) {
         // The checks of the launch find a missing ffmpeg only after the conversion.
