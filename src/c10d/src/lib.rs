@@ -3,8 +3,8 @@
 //! Ranks find each other through a [`Store`], a [`Group`] moves tensors between them, and every collective returns a
 //! [`Pending`] to wait on; those in autograd graphs return a tensor or [`TokensInFlight`]. The crate also has the optimizer steps of a
 //! shard ([`ops`], [`adamw8`]), CUDA functions that tch does not bind ([`cuda`]), tensors in memory-mapped files ([`mapped`]), libtorch's
-//! profiler ([`profile`]), counts of the waits of the host for the device ([`waits`]), and an exit of the process that skips libtorch's
-//! destructors ([`exit`]).
+//! profiler ([`profile`]), counts of the waits of the host for the device ([`waits`]), a filter against connections of strangers
+//! ([`drop_new_connections`]), and an exit of the process that skips libtorch's destructors ([`exit`]).
 //!
 //! On the CPU, gloo runs the collectives. The feature `cuda` adds NCCL, and then the crate links against a libtorch
 //! with CUDA. Without the feature, the CUDA functions also exist, but return an error.
@@ -15,6 +15,7 @@ mod error;
 mod exit;
 mod ffi;
 mod group;
+mod listeners;
 mod pending;
 mod store;
 mod threads;
@@ -31,6 +32,7 @@ pub mod waits;
 pub use error::Error;
 pub use exit::exit;
 pub use group::{Group, Sent};
+pub use listeners::drop_new_connections;
 pub use pending::{Pending, Reduce};
 pub use store::Store;
 pub use threads::compute_alone;

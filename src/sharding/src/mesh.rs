@@ -44,15 +44,47 @@ impl MeshGroups {
         timeout: Duration,
         interface: Option<&str>,
     ) -> c10d::Result<Self> {
+        let world = Self::join_world(store, mesh, rank, timeout, interface)?;
+        Self::join_others(world, store, mesh, rank, device, timeout, interface)
+    }
+
+    /// Joins the group of all ranks, which is the first one, with gloo.
+    ///
+    /// # Errors
+    /// As [`MeshGroups::join`].
+    pub fn join_world(
+        store: &Store,
+        mesh: Mesh,
+        rank: usize,
+        timeout: Duration,
+        interface: Option<&str>,
+    ) -> c10d::Result<Group> {
+        let [name, ..] = group_names(mesh, rank);
+        Group::gloo(&store.prefix(&name), rank, mesh.world(), timeout, interface)
+    }
+
+    /// Joins the other groups of `rank`, after [`MeshGroups::join_world`].
+    ///
+    /// # Errors
+    /// As [`MeshGroups::join`].
+    pub fn join_others(
+        world: Group,
+        store: &Store,
+        mesh: Mesh,
+        rank: usize,
+        device: Device,
+        timeout: Duration,
+        interface: Option<&str>,
+    ) -> c10d::Result<Self> {
         let (replicate, shard, tp) = mesh.coords(rank);
-        let [world, of_shard, replicas, of_tp] = group_names(mesh, rank);
+        let [_, of_shard, replicas, of_tp] = group_names(mesh, rank);
         let join = |name: String, rank, size| match device {
             Device::Cuda(gpu) => Group::nccl(&store.prefix(&name), rank, size, timeout, gpu),
             _ => Group::gloo(&store.prefix(&name), rank, size, timeout, interface),
         };
         Ok(MeshGroups {
             device,
-            world: Group::gloo(&store.prefix(&world), rank, mesh.world(), timeout, interface)?,
+            world,
             shard: join(of_shard, shard, mesh.dp_shard)?,
             replicate: join(replicas, replicate, mesh.dp_replicate)?,
             tp: join(of_tp, tp, mesh.tp)?,

@@ -10,6 +10,7 @@ use crate::{device, encode, interface, out_of_memory, sample, signals};
 use c10d::Store;
 use cluster::NodeId;
 use dit::objective::VPrediction;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use recipe::{Recipe, Task, WAIT_OUTSIDE_STEPS};
 use rundir::{Attempt, ErrorCode, EventKind, Failure, Run, RunDir};
 use sharding::mesh::MeshGroups;
@@ -51,6 +52,7 @@ pub fn run(run: &RunDir, attempt: u32) -> Result<Finish, Failure> {
 
 fn run_rank(run: &RunDir, attempt: u32) -> Result<Finish, Failure> {
     signals::take_over()?;
+    raise_file_limit();
     let meta = run.read_run()?;
     let attempt = run.read_attempt(attempt)?;
     let (number, step) = (attempt.number, attempt.start_step);
@@ -177,7 +179,35 @@ impl RankEnv {
         let one_node = self.world == self.local_world;
         let interface =
             if one_node { Some("lo".to_owned()) } else { interface::towards(&self.master_addr, self.master_port) };
-        MeshGroups::join(&store, attempt.mesh, self.rank, device, WAIT_OUTSIDE_STEPS, interface.as_deref())
+        let (mesh, rank, interface) = (attempt.mesh, self.rank, interface.as_deref());
+        let world = MeshGroups::join_world(&store, mesh, rank, WAIT_OUTSIDE_STEPS, interface)?;
+        if device.is_cuda() {
+            // NCCL connects later too, so its sockets, which do not exist yet, must accept. It may also need the store.
+            drop_new_connections(self.store.is_none().then_some(self.master_port));
+        }
+        let groups = MeshGroups::join_others(world, &store, mesh, rank, device, WAIT_OUTSIDE_STEPS, interface)?;
+        if !device.is_cuda() {
+            drop_new_connections(None);
+        }
+        Ok(groups)
+    }
+}
+
+/// Makes this rank ignore connections of programs that are not its peers. A kernel that refuses this does not prevent training.
+fn drop_new_connections(spared: Option<u16>) {
+    if let Err(error) = c10d::drop_new_connections(spared) {
+        rundir::log!("cannot close the ports of this rank to strangers: {error}");
+    }
+}
+
+/// Raises the limit of open files, as far as this process may. Until the ranks have joined, any program that reaches their ports can open
+/// files in them.
+fn raise_file_limit() {
+    const ENOUGH: u64 = 1 << 16;
+    let raised = getrlimit(Resource::RLIMIT_NOFILE)
+        .and_then(|(soft, hard)| setrlimit(Resource::RLIMIT_NOFILE, soft.max(hard.min(ENOUGH)), hard));
+    if let Err(error) = raised {
+        rundir::log!("cannot raise the limit of open files: {error}");
     }
 }
 
