@@ -1,6 +1,7 @@
 //! Tests of the healer on this machine: it resumes a run after a failure, without a user.
 
 use crate::test_site::TestSite;
+use rig::SmallDisk;
 use rundir::{AttemptWhy, EventKind, RunDir, read_events};
 
 const HEALS: [&str; 4] = ["launch", "configs/small:short", "--set", "run.on_failure=resume"];
@@ -69,4 +70,29 @@ fn a_run_that_waits_to_be_resumed_is_not_resumed_any_more_after_a_stop() {
     site.succeeds(&["stop", "latest"]);
     site.until("the healer has ended", || run.healer().is_none());
     assert_eq!(run.attempt_numbers().unwrap(), [1]);
+}
+
+#[test]
+fn a_run_that_fails_while_the_disk_is_full_is_resumed_once_there_is_room() {
+    let site = TestSite::new();
+    let Some(disk) = SmallDisk::mount(&site.root.join("runs"), "size=2m") else { return };
+    // The first attempt waits for the file `go`, and is then killed.
+    let script = "[ -e again ] || { echo $$ >again; until [ -e go ]; do sleep 0.1; done; kill -9 $$; }";
+    let run = format!("run = ['sh', '-c', '{script}']\nfolder = '{}'", site.root);
+    site.write("own.toml", &format!("trainer = 'command'\n[command]\n{run}\n[train]\nsteps = 9\n"));
+    let run = site.succeeds(&["launch", "own.toml", "--waive", "disk"]);
+    let run = RunDir::new(site.root.join("runs").join(run.trim()));
+    site.succeeds(&["heal", "latest", "--detached"]);
+    site.until("the healer runs", || run.healer().is_some());
+    let pid = || std::fs::read_to_string(site.root.join("again")).unwrap_or_default();
+    site.until("the command runs", || pid().ends_with('\n'));
+    disk.fill().unwrap();
+    site.write("go", "");
+    site.until("the command has ended", || !std::fs::exists(format!("/proc/{}", pid().trim())).unwrap());
+    assert!(run.healer().is_some(), "the healer waits for room");
+    disk.grow().unwrap();
+    site.until("it has finished", || site.json(&["status", "latest", "--json"])["state"] == "finished");
+    let attempt = run.latest_attempt().unwrap().unwrap();
+    assert_eq!((attempt.number, attempt.why), (2, AttemptWhy::Heal));
+    site.until("the healer has ended", || run.healer().is_none());
 }

@@ -3,6 +3,7 @@
 use crate::test_site::TestSite;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use rig::SmallDisk;
 use rundir::{Queue, QueueState, RunDir, StartFrom};
 use serde_json::Value;
 use std::fs;
@@ -192,6 +193,30 @@ fn a_queue_has_one_worker_and_another_one_continues_after_its_end() {
     let codes = two.map(|mut worker| worker.wait().unwrap().code());
     assert!(codes.contains(&Some(0)), "{codes:?}");
     until_idle(&site);
-    assert!(are(&states(&site), &[(1, "finished"), (2, "finished")]), "{:?}", states(&site));
+    assert!(are(&states(&site), &[(1, "finished"), (2, "finished")]), "{:?}", entries(&site, "failure"));
     assert_eq!(names(&site)[1..], ["a", "b"]);
+}
+
+#[test]
+fn a_full_disk_loses_no_entry_and_the_next_run_starts_once_there_is_room() {
+    let site = site();
+    let Some(disk) = SmallDisk::mount(&site.root.join("runs"), "size=2m") else { return };
+    let script = "until [ -e go ]; do sleep 0.1; done; touch ended";
+    let run = format!("run = ['sh', '-c', '{script}']\nfolder = '{}'", site.root);
+    site.write("own.toml", &format!("trainer = 'command'\n[command]\n{run}\n[train]\nsteps = 9\n"));
+    for name in ["a", "b"] {
+        site.succeeds(&["queue", "add", "own.toml", "--waive", "disk", "--name", name]);
+    }
+    site.until("the first run runs", || are(&states(&site), &[(1, "running"), (2, "waiting")]));
+    disk.fill().unwrap();
+    let (code, error) = site.error(&["queue", "add", "own.toml", "--waive", "disk", "--name", "c"]);
+    assert_eq!((code, error.as_str()), (1, "disk-full"));
+    assert!(are(&states(&site), &[(1, "running"), (2, "waiting")]), "{:?}", states(&site));
+    site.write("go", "");
+    site.until("the first run has ended", || site.root.join("ended").exists());
+    assert!(queue(&site).worker().is_some(), "the worker waits for room");
+    disk.grow().unwrap();
+    until_idle(&site);
+    assert!(are(&states(&site), &[(1, "finished"), (2, "finished")]), "{:?}", entries(&site, "failure"));
+    assert_eq!(names(&site), ["a", "b"]);
 }

@@ -1,6 +1,6 @@
 //! Tests of ranks that encode videos, and of training on the encoded conditions. Without ffmpeg, the tests print that they are skipped.
 
-use crate::harness::{Env, RunUnderTest, Running, Scene, SmallDisk, losses};
+use crate::harness::{Env, RunUnderTest, Running, Scene, losses, small_disk};
 use camino::{Utf8Path, Utf8PathBuf};
 use dataset::store::{Line, read_index};
 use rundir::{ErrorCode, EventKind, StartFrom};
@@ -319,7 +319,7 @@ fn an_encode_that_is_stopped_or_fills_the_disk_resumes_to_the_bytes_of_an_undist
     run.attempt(&[2, 1], StartFrom::Random, 0).finish();
     assert_eq!(files(&data), whole);
 
-    let Some(disk) = SmallDisk::mount(&scene, "size=1m") else { return };
+    let Some(disk) = small_disk(&scene, "size=1m") else { return };
     let (data, gate) = (disk.path.join("full"), scene.path.join("gate-full"));
     let mut ranks = encode_with(&scene, &manifest, ("disk/full", 2), &[], gated(&scene, &gate));
     ranks.wait_for("the first item", |_| has_begun(&data));
@@ -334,7 +334,7 @@ fn an_encode_that_is_stopped_or_fills_the_disk_resumes_to_the_bytes_of_an_undist
     assert!(failed(&run).is_empty(), "a full disk fails no clip: {:?}", failed(&run));
     // The folder has no file that a training run reads.
     assert_eq!(names(&data), ["work"]);
-    disk.grow();
+    disk.grow().unwrap();
     run.attempt(&[2, 1], StartFrom::Random, 0).finish();
     assert_eq!(files(&data), whole);
 }

@@ -3,6 +3,7 @@
 use camino::{Utf8Path, Utf8PathBuf};
 use cluster::{Node, NodeId, Placement};
 use recipe::{Layer, Mesh, Recipe, Resolved};
+use rig::SmallDisk;
 use rundir::{
     Attempt, AttemptWhy, Checkpoint, CheckpointSummary, ErrorCode, Event, EventKind, MetricSample, RankProgress,
     RequestSource, Run, RunDir, RunId, SCHEMA, StartFrom, Tail, TensorBox, latest_among, read_events, step_checkpoints,
@@ -10,7 +11,6 @@ use rundir::{
 use safetensors::tensor::TensorView;
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::Write;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -504,44 +504,9 @@ pub fn tensors(step_dir: &Utf8Path) -> BTreeMap<String, Vec<u8>> {
     checkpoint.manifest.tensors.iter().map(|t| (t.name.clone(), joined(t))).collect()
 }
 
-/// A file system of a fixed size, unmounted when dropped.
-pub struct SmallDisk {
-    pub path: Utf8PathBuf,
-}
-
-impl SmallDisk {
-    /// Mounts a file system with options such as `size=600k`. Without permission, prints that the test is skipped and returns `None`.
-    pub fn mount(scene: &Scene, options: &str) -> Option<Self> {
-        let path = scene.path.join("disk");
-        fs::create_dir_all(&path).unwrap();
-        let mounted =
-            Command::new("mount").args(["-t", "tmpfs", "-o", options, "tmpfs", path.as_str()]).output().ok()?;
-        if !mounted.status.success() {
-            eprintln!("skipped: a small disk cannot be mounted here (needs root)");
-            return None;
-        }
-        Some(SmallDisk { path })
-    }
-}
-
-impl SmallDisk {
-    /// Fills the file system to its last byte.
-    pub fn fill(&self) {
-        let mut file = fs::File::create(self.path.join("ballast")).unwrap();
-        while file.write_all(&[1; 4096]).is_ok() {}
-    }
-
-    /// Enlarges the file system, as if a user freed space.
-    pub fn grow(&self) {
-        let options = "remount,size=50m,nr_inodes=1000";
-        assert!(Command::new("mount").args(["-o", options, self.path.as_str()]).status().unwrap().success());
-    }
-}
-
-impl Drop for SmallDisk {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg(&self.path).status();
-    }
+/// Mounts a small disk in a scene.
+pub fn small_disk(scene: &Scene, options: &str) -> Option<SmallDisk> {
+    SmallDisk::mount(&scene.path.join("disk"), options)
 }
 
 /// Returns numbers like a latent: a wave whose phase and frequency depend on the item, plus noise.

@@ -1,7 +1,7 @@
 //! Tests of sampling: every mesh makes the same videos, an interrupted attempt leaves no partial file, and a training
 //! run makes videos and measures its validation loss between steps.
 
-use crate::harness::{Env, RunUnderTest, Running, Scene, SmallDisk, assert_close, latest};
+use crate::harness::{Env, RunUnderTest, Running, Scene, assert_close, latest, small_disk};
 use camino::{Utf8Path, Utf8PathBuf};
 use recipe::{Layer, Recipe, UseEma};
 use rundir::{ErrorCode, EventKind, Failure, MetricSample, SampleSidecar, SamplingProgress, StartFrom};
@@ -279,7 +279,7 @@ fn a_full_disk_leaves_no_half_written_video_and_a_resume_makes_it() {
     let model = TinyModel::text_to_video(&scene);
     // The first disk is full in the middle of the video, the second after it.
     for size in ["size=4k", "size=8k"] {
-        let Some(disk) = SmallDisk::mount(&scene, size) else { return };
+        let Some(disk) = small_disk(&scene, size) else { return };
         let out = disk.path.clone();
         let running =
             model.sample(&scene, &size[5..], &[1, 1], &["a rabbit"], Vec::new(), |recipe| recipe.sample.out = out);
@@ -288,7 +288,7 @@ fn a_full_disk_leaves_no_half_written_video_and_a_resume_makes_it() {
         assert_eq!(failure(&run).code, ErrorCode::DiskFull, "{}", failure(&run));
         // The claim of the run stays until its samples are complete.
         assert!(files(&disk.path).iter().all(|file| file.file_name() == Some(".vidtui-samples")));
-        disk.grow();
+        disk.grow().unwrap();
         let run = run.attempt(&[1, 1], StartFrom::Weights { path: model.checkpoint.clone() }, 0).finish();
         assert!(run.events().iter().any(|event| event.kind == EventKind::Finished));
         let whole = files(&disk.path).into_iter().filter(|file| file.file_name() != Some(".vidtui-samples"));

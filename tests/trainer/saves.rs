@@ -1,7 +1,7 @@
 //! Tests of checkpoints after crashes, damage and full disks: a resume finds the newest complete checkpoint, and gives
 //! the losses of a run without faults.
 
-use crate::harness::{FILE_LIMIT, NODE, RunUnderTest, Running, Scene, SmallDisk, latest, losses};
+use crate::harness::{FILE_LIMIT, NODE, RunUnderTest, Running, Scene, latest, losses, small_disk};
 use camino::Utf8Path;
 use cluster::NodeId;
 use rundir::{Checkpoint, CheckpointEntry, ErrorCode, Event, EventKind, LineAppender, RequestSource, step_checkpoints};
@@ -232,13 +232,13 @@ fn a_run_continues_after_a_save_on_a_full_disk_and_saves_again() {
     // The root of a disk is an inode too, so the second disk has space, but no inode for the last file of a save.
     let no_inodes = format!("size=50m,nr_inodes={}", inodes(&run.dir.root));
     for (name, options) in [("full", "size=300k"), ("no-inodes", no_inodes.as_str())] {
-        let Some(disk) = SmallDisk::mount(&scene, options) else { return };
+        let Some(disk) = small_disk(&scene, options) else { return };
         let sets = ["train.steps=100000", "checkpoint.interval=4", "checkpoint.keep_last=1"];
         let mut running = scene.launch_in(&disk.path, name, &[1, 2], &sets);
         running.wait_for("a failed save", |run| failed_saves(run) > 0);
         let step = running.run.samples().last().unwrap().step;
         running.wait_for_step(step + 2);
-        disk.grow();
+        disk.grow().unwrap();
         running.wait_for("a save that succeeds", |run| latest(&run.dir).is_some());
         running.signal(0, "TERM");
         let run = running.finish();
@@ -251,10 +251,10 @@ fn a_run_continues_after_a_save_on_a_full_disk_and_saves_again() {
 #[test]
 fn a_run_whose_last_save_fails_waits_for_room_and_saves_then() {
     let scene = Scene::new();
-    let Some(disk) = SmallDisk::mount(&scene, "size=300k") else { return };
+    let Some(disk) = small_disk(&scene, "size=300k") else { return };
     let mut running = scene.launch_in(&disk.path, "full", &[1, 2], &["train.steps=3"]);
     running.wait_for("a failed save", |run| failed_saves(run) > 0);
-    disk.grow();
+    disk.grow().unwrap();
     let run = running.finish();
     assert_eq!(latest(&run.dir).unwrap().step, 3);
 }
@@ -262,14 +262,14 @@ fn a_run_whose_last_save_fails_waits_for_room_and_saves_then() {
 #[test]
 fn a_run_that_cannot_save_when_it_is_stopped_trains_on_and_stops_once_there_is_room() {
     let scene = Scene::new();
-    let Some(disk) = SmallDisk::mount(&scene, "size=300k") else { return };
+    let Some(disk) = small_disk(&scene, "size=300k") else { return };
     let mut running = scene.launch_in(&disk.path, "stopped", &[1, 2], &["train.steps=100000"]);
     running.wait_for_step(2);
     running.signal(0, "TERM");
     running.wait_for("a failed save", |run| failed_saves(run) > 0);
     let step = running.run.samples().last().unwrap().step;
     running.wait_for_step(step + 2);
-    disk.grow();
+    disk.grow().unwrap();
     let run = running.finish();
     let stopping = |kind: &EventKind| matches!(kind, EventKind::Stopping { .. });
     assert_eq!(run.events().iter().filter(|event| stopping(&event.kind)).count(), 1);
@@ -279,15 +279,15 @@ fn a_run_that_cannot_save_when_it_is_stopped_trains_on_and_stops_once_there_is_r
 #[test]
 fn metrics_of_a_full_disk_are_written_when_there_is_room() {
     let scene = Scene::new();
-    let Some(disk) = SmallDisk::mount(&scene, "size=300k") else { return };
+    let Some(disk) = small_disk(&scene, "size=300k") else { return };
     let mut running = scene.launch_in(&disk.path, "metrics", &[1, 2], &["train.steps=100000", "log.interval=1"]);
     running.wait_for_step(2);
-    disk.fill();
+    disk.fill().unwrap();
     running.wait_for("a heartbeat with lines that wait", |run| {
         let node = NodeId::new(NODE).unwrap();
         run.dir.read_heartbeat(&node, 1, 0).is_some_and(|beat| beat.unwritten.is_some_and(|waits| waits.lines > 1))
     });
-    disk.grow();
+    disk.grow().unwrap();
     let step = running.run.samples().last().unwrap().step;
     running.wait_for_step(step + 20);
     running.signal(0, "TERM");
@@ -313,7 +313,7 @@ fn a_limit_on_the_size_of_files_is_the_reason_of_a_failed_save_and_ends_no_rank_
 #[test]
 fn repeated_failed_saves_end_the_run_if_the_recipe_sets_a_limit() {
     let scene = Scene::new();
-    let Some(disk) = SmallDisk::mount(&scene, "size=300k") else { return };
+    let Some(disk) = small_disk(&scene, "size=300k") else { return };
     let sets = ["train.steps=100000", "checkpoint.interval=1", "checkpoint.max_failures=3"];
     let (run, outputs) = scene.launch_in(&disk.path, "give-up", &[1, 2], &sets).wait();
     assert!(outputs.iter().all(|output| !output.status.success()));

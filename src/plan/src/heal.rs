@@ -87,8 +87,10 @@ pub fn healed_too_often(settings: &RunSettings) -> String {
     )
 }
 
-/// Returns whether the next attempt would fail in the same way, because the cause is the recipe, the data, the disk or the newest
+/// Returns whether the next attempt would fail in the same way, because the cause is the recipe, the data, a limit or the newest
 /// checkpoint. For example, if the weights of replicas differ, the newest checkpoint may contain wrong weights.
+///
+/// A full disk is not such a cause: the checks of the next attempt fail until there is room, and the healer waits.
 fn would_repeat(code: ErrorCode) -> bool {
     matches!(
         code,
@@ -102,7 +104,6 @@ fn would_repeat(code: ErrorCode) -> bool {
             | ErrorCode::TensorMismatch
             | ErrorCode::NotFound
             | ErrorCode::PermissionDenied
-            | ErrorCode::DiskFull
             | ErrorCode::FileTooLarge
             | ErrorCode::Malformed
             | ErrorCode::NewerFormat
@@ -142,12 +143,13 @@ mod tests {
 
     #[test]
     fn a_failure_that_would_repeat_is_not_healed() {
-        use ErrorCode::{DiskFull, InvalidDataset, NotFinite, OutOfMemory, TooManyDropped, WeightsDiffer};
-        for code in [OutOfMemory, InvalidDataset, TooManyDropped, DiskFull, NotFinite, WeightsDiffer] {
+        use ErrorCode::{FileTooLarge, InvalidDataset, NotFinite, OutOfMemory, TooManyDropped, WeightsDiffer};
+        for code in [OutOfMemory, InvalidDataset, TooManyDropped, FileTooLarge, NotFinite, WeightsDiffer] {
             let decision = heal_decision(&settings(4), &failed(1, 10, code), &[], 0.0);
             assert!(matches!(decision, HealDecision::End(failure) if failure.code == code));
         }
-        for code in [ErrorCode::NodeLost, ErrorCode::RankKilled, ErrorCode::Crashed, ErrorCode::DeviceFailed] {
+        use ErrorCode::{Crashed, DeviceFailed, DiskFull, NodeLost, RankKilled};
+        for code in [NodeLost, RankKilled, Crashed, DeviceFailed, DiskFull] {
             assert_eq!(heal_decision(&settings(4), &failed(1, 10, code), &[], 0.0), HealDecision::Resume);
         }
     }

@@ -11,6 +11,7 @@
 //! let vidtui = rig.command("vidtui").arg("nodes").arg("--hostfile").arg(rig.hostfile()).output();
 //! ```
 
+mod disk;
 mod error;
 mod options;
 
@@ -24,6 +25,7 @@ use std::time::{Duration, Instant};
 use camino::{Utf8Path, Utf8PathBuf};
 use nix::sched::{CloneFlags, setns};
 
+pub use disk::SmallDisk;
 pub use error::RigError;
 pub use options::Options;
 

@@ -5,6 +5,8 @@ use crate::command_error::CommandError;
 use crate::documents::QueueEntryDocument;
 use crate::output::{self, Side, note};
 use crate::workspace::{Turn, Workspace};
+use camino::Utf8Path;
+use nix::sys::statvfs::statvfs;
 use rundir::{ErrorCode, Failure, QueueEntry, QueueState, RunId, SCHEMA, next_entry, now_s};
 use serde_json::json;
 use std::thread;
@@ -236,7 +238,7 @@ fn work(workspace: &Workspace, args: &QueueWorkArgs) -> Result<(), CommandError>
         settle(workspace, entries);
         Ok::<_, CommandError>(())
     })?;
-    let mut here = None;
+    let (mut here, mut disk) = (None, FullDisk::default());
     loop {
         let entries = match queue.entries() {
             Ok(entries) => entries,
@@ -257,15 +259,39 @@ fn work(workspace: &Workspace, args: &QueueWorkArgs) -> Result<(), CommandError>
         match advance(workspace, &mut here, entry, &entries) {
             Ok(true) => {}
             Ok(false) => thread::sleep(POLL),
+            Err(failure) if failure.code == ErrorCode::DiskFull && disk.is_full(&workspace.runs, entry.id) => {
+                note!("entry {} waits: {failure}", entry.id);
+                thread::sleep(POLL);
+            }
             Err(failure) => {
                 note!("entry {}: {failure}", entry.id);
                 let failed = QueueState::Failed { at_s: now_s(), failure };
                 if let Err(error) = set_state(workspace, entry.id, &QueueState::Waiting, failed) {
                     note!("{error}");
+                    disk.failed_before = None;
                     thread::sleep(POLL);
                 }
             }
         }
+    }
+}
+
+/// Tells a full disk, on which an entry waits, from a disk that is too small for the run of an entry, which fails.
+#[derive(Default)]
+struct FullDisk {
+    /// The entry that failed last because of its disk.
+    failed_before: Option<u32>,
+}
+
+impl FullDisk {
+    /// The free space that the files of a start need.
+    const ROOM: u64 = 1 << 20;
+
+    /// Returns whether an entry that failed because of its disk should be tried again: the disk has no room for the files of a start, or
+    /// it may have got some since the failure.
+    fn is_full(&mut self, runs: &Utf8Path, id: u32) -> bool {
+        let free = statvfs(runs.as_std_path()).map(|disk| disk.blocks_available() as u64 * disk.fragment_size());
+        self.failed_before.replace(id) != Some(id) || free.is_ok_and(|free| free < Self::ROOM)
     }
 }
 
