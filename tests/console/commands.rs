@@ -135,6 +135,12 @@ fn curves_are_exported_as_svg_png_and_csv() {
     site.succeeds(&["export", "latest", "--out", "loss.svg"]);
     let svg = String::from_utf8(read("loss.svg")).unwrap();
     assert!(svg.contains("<svg") && svg.contains("Gradient norm"));
+    let again = ["export", "latest", "--chart", "loss", "--out", "loss.svg"];
+    let refused = site.vidtui(&again);
+    assert!(refused.code == 2 && refused.stderr.contains("--force"), "{refused:?}");
+    assert_eq!(String::from_utf8(read("loss.svg")).unwrap(), svg);
+    site.succeeds(&[&again[..], &["--force"]].concat());
+    assert_ne!(String::from_utf8(read("loss.svg")).unwrap(), svg);
     site.succeeds(&["export", "latest", "--out", "loss.png", "--metric", "loss", "--metric", "mem_gib"]);
     assert!(read("loss.png").starts_with(b"\x89PNG"));
     site.succeeds(&["export", "latest", "--out", "all.csv"]);
@@ -165,7 +171,7 @@ fn latest_is_the_newest_run_with_the_chart_or_the_weights() {
     let (first, second) = (launch(), launch());
     let folder = |run: &str| site.root.join("runs").join(run);
     std::fs::remove_file(folder(&second).join("metrics.jsonl")).unwrap();
-    let loss = |run| site.vidtui(&["export", run, "--chart", "loss", "--out", "loss.svg"]);
+    let loss = |run| site.vidtui(&["export", run, "--chart", "loss", "--out", "loss.svg", "--force"]);
     let exported = loss("latest");
     assert!(exported.code == 0 && exported.stderr.contains(&first), "{}", exported.stderr);
     assert_eq!(loss(&second).code, 1, "a picture without a curve");

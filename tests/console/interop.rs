@@ -131,7 +131,10 @@ fn a_report_is_one_page_without_scripts_that_escapes_what_it_shows() {
     let name = "<script>alert(1)</script>";
     site.succeeds(&["import", &format!("{FIXTURES}/offline-run"), "--name", name]);
     assert_eq!(site.vidtui(&["report", "latest", "--out", "page.pdf"]).code, 2);
-    site.succeeds(&["report", "latest", "--out", "page.html"]);
+    site.write("page.html", "mine");
+    assert_eq!(site.vidtui(&["report", "latest", "--out", "page.html"]).code, 2);
+    assert_eq!(std::fs::read_to_string(site.root.join("page.html")).unwrap(), "mine");
+    site.succeeds(&["report", "latest", "--out", "page.html", "--force"]);
     let page = fs::read_to_string(site.root.join("page.html")).unwrap();
     assert!(!page.contains("<script") && page.contains("&lt;script&gt;"));
     let links = page.replace("http://www.w3.org/2000/svg", "");

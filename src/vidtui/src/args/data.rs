@@ -274,6 +274,9 @@ pub struct DataShowArgs {
     /// The folder of the VAE [default: the VAE that encoded the data set]
     #[arg(long, value_name = "DIR", requires = "decoded")]
     pub vae: Option<Utf8PathBuf>,
+    /// Replaces an existing mp4
+    #[arg(long, requires = "decode")]
+    pub force: bool,
     #[command(flatten)]
     pub output: JsonArgs,
 }

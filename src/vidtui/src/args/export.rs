@@ -35,6 +35,9 @@ pub struct ExportArgs {
     /// Draws a logarithmic y axis
     #[arg(long)]
     pub log: bool,
+    /// Replaces an existing file
+    #[arg(long)]
+    pub force: bool,
 }
 
 /// The charts of the console, with the names that its exported files have.

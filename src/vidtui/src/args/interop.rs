@@ -34,4 +34,7 @@ pub struct ReportArgs {
     /// Embeds samples up to this total size, newest first; links to the others
     #[arg(long, value_name = "SIZE", value_parser = units::parse_size, default_value = "20MB")]
     pub embed: u64,
+    /// Replaces an existing file
+    #[arg(long)]
+    pub force: bool,
 }

@@ -2,6 +2,7 @@
 
 use crate::args::DataShowArgs;
 use crate::command_error::CommandError;
+use crate::commands::refuse_existing;
 use crate::output::{self, Side, facts, table};
 use crate::pictures::{self, Terminal};
 use crate::terminal::takes_escapes;
@@ -37,6 +38,7 @@ pub fn run(args: &DataShowArgs) -> Result<(), CommandError> {
         return Err(CommandError::request(Failure::new(ErrorCode::InvalidArgument, what, why, fix)));
     }
     if let Some(out) = &args.decode {
+        refuse_existing(out, args.force)?;
         decode(&data, id, out, args)?;
     }
     if args.output.json {

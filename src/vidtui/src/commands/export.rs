@@ -3,7 +3,7 @@
 use crate::args::ExportArgs;
 use crate::chart_export;
 use crate::command_error::CommandError;
-use crate::commands::report_latest;
+use crate::commands::{refuse_existing, report_latest};
 use crate::comparison;
 use crate::curves::{self, Column, Group, Measured, View};
 use crate::output;
@@ -42,6 +42,7 @@ pub fn run(workspace: &Workspace, args: &ExportArgs) -> Result<(), CommandError>
         return Err(cannot(why.into(), "leave them out, or end the file name in .svg or .png"));
     }
     let view = view(args)?;
+    refuse_existing(to, args.force)?;
     if !args.with.is_empty() {
         if is_table {
             return Err(cannot("a table has one run".into(), "leave out --with, or end the file name in .svg or .png"));

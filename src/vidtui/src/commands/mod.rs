@@ -108,6 +108,15 @@ pub fn run(args: &Args) -> Result<End, CommandError> {
     Ok(End::Quit)
 }
 
+/// Fails if a file exists that a command would write, unless the user replaces it.
+fn refuse_existing(to: &Utf8Path, replaces: bool) -> Result<(), CommandError> {
+    if replaces || to.symlink_metadata().is_err() {
+        return Ok(());
+    }
+    let (what, fix) = (format!("cannot write {to}"), "choose another name, or replace it with --force");
+    Err(CommandError::request(Failure::new(ErrorCode::AlreadyExists, what, "it exists", fix)))
+}
+
 /// Prints on standard error which run `latest` refers to, if that is not the newest run.
 fn report_latest(workspace: &Workspace, given: &str, run: &Utf8Path) {
     if let Some(message) = workspace.latest_in_words(given, run) {

@@ -5,7 +5,7 @@
 use crate::args::ReportArgs;
 use crate::chart_export;
 use crate::command_error::CommandError;
-use crate::commands::{report_latest, status};
+use crate::commands::{refuse_existing, report_latest, status};
 use crate::curves::{self, Column, Group, Measured, View};
 use crate::output;
 use crate::workspace::Workspace;
@@ -36,6 +36,7 @@ pub fn run(workspace: &Workspace, args: &ReportArgs) -> Result<(), CommandError>
         let what = format!("cannot write the report to {to}");
         return Err(CommandError::request(Failure::new(ErrorCode::InvalidArgument, what, why, "end it in .html")));
     }
+    refuse_existing(&to, args.force)?;
     let findings = workspace.findings(&summary, &facts);
     let goodput = workspace.goodput(&summary)?;
     let shown = status::facts(&summary, &findings, goodput.as_ref(), now_s());
