@@ -8,6 +8,7 @@ mod decode;
 mod demo;
 mod failure;
 mod fixtures;
+mod fuzz;
 mod gpu_report;
 mod libtorch;
 mod licences;
@@ -41,6 +42,7 @@ const COMMANDS: &[Command] = &[
     Command { name: "gpu-report", args: "", does: "on a machine with GPUs: runs the commands of docs/gpu-first-run.md and writes what they print into one file", run: gpu_report::run },
     Command { name: "bench", args: "[PART]…", does: "compares speed with PyTorch, and measures the console's first frame and idle CPU", run: bench::run },
     Command { name: "fixtures", args: "[--encoders]", does: "makes the latents and texts of tests from the demo's clip, or trains the demo's encoders (needs ffmpeg)", run: fixtures::run },
+    Command { name: "fuzz", args: "[TARGET]… [--minutes N]", does: "feeds the readers of files and answers with damaged input, a minute each by default; needs a nightly compiler, and installs cargo-fuzz from crates.io", run: fuzz::run },
     Command { name: "rig", args: "up N [--slurm]|down|…", does: "starts or ends N nodes with SSH servers on this machine", run: rig::run },
     Command { name: "decode", args: "LATENT OUT.png", does: "decodes a latent of `fixtures` to a picture (needs ffmpeg)", run: decode::run },
 ];
