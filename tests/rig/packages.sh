@@ -3,7 +3,7 @@
 # PROGRAM:PACKAGE; a package is installed if its program is on the PATH.
 PACKAGES=(ssh:openssh-client sshd:openssh-server ip:iproute2 nft:nftables ps:procps unshare:util-linux awk:mawk)
 # Packages without which some tests on a rig are skipped.
-TEST_PACKAGES=(sudo:sudo fish:fish tcsh:tcsh)
+TEST_PACKAGES=(sudo:sudo fish:fish ksh:ksh tcsh:tcsh zsh:zsh)
 SLURM_PACKAGES=(slurmctld:slurmctld slurmd:slurmd sinfo:slurm-client munged:munge)
 
 missing() { # [MORE…]: the packages that are missing, in one line
