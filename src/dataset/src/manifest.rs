@@ -2,7 +2,7 @@
 
 use crate::{Clip, ExclusionReason};
 use camino::{Utf8Path, Utf8PathBuf};
-use rundir::{ErrorCode, Failure};
+use rundir::{ErrorCode, Failure, open_regular};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -57,7 +57,7 @@ impl ClipManifest {
     /// names this line.
     pub fn read(path: &Utf8Path) -> Result<Self, Failure> {
         let io = |error| Failure::from(rundir::Error::io("read", path, error));
-        let mut file = BufReader::new(File::open(path).map_err(io)?);
+        let mut file = BufReader::new(open_regular(path).map_err(io)?);
         // A manifest that an editor saved may begin with a byte order mark; all others are read line by line.
         let mut lines: Box<dyn BufRead> = match file.fill_buf().map_err(io)?.first() {
             Some(b'{') => Box::new(file),
@@ -93,7 +93,7 @@ impl ClipManifest {
     /// Returns whether the first line of a file is the header of a manifest, of any schema.
     pub fn is_one(path: &Utf8Path) -> bool {
         let mut begin = Vec::new();
-        let read = File::open(path).and_then(|file| file.take(LONGEST_HEADER).read_to_end(&mut begin));
+        let read = open_regular(path).and_then(|file| file.take(LONGEST_HEADER).read_to_end(&mut begin));
         let text = read.ok().and_then(|_| text_file::utf8(begin).ok()).unwrap_or_default();
         let header = text.split(|byte| *byte == b'\n').next();
         let header = header.and_then(|line| serde_json::from_slice::<serde_json::Value>(line).ok());

@@ -74,6 +74,11 @@ pub enum ExclusionReason {
         #[serde(default)]
         why: String,
     },
+    /// The file of the caption cannot be read as text.
+    CaptionUnreadable {
+        /// The fault.
+        why: String,
+    },
     /// The caption has too many characters.
     CaptionTooLong {
         /// Characters.
@@ -118,6 +123,7 @@ impl ExclusionReason {
             Self::CaptionMissing => "no caption",
             Self::CaptionEmpty => "empty caption",
             Self::CaptionNotUtf8 { .. } => "caption not UTF-8",
+            Self::CaptionUnreadable { .. } => "unreadable caption",
             Self::CaptionTooLong { .. } => "caption too long",
             Self::ListedTwice { .. } => "listed twice",
             Self::DoubledFile { .. } => "doubled file",
@@ -134,7 +140,8 @@ impl fmt::Display for ExclusionReason {
             | Self::Unsupported { why }
             | Self::Unreadable { why }
             | Self::Truncated { why }
-            | Self::CaptionNotUtf8 { why } => write!(f, "{why}"),
+            | Self::CaptionNotUtf8 { why }
+            | Self::CaptionUnreadable { why } => write!(f, "{why}"),
             Self::TooShort { frames, needed, span_s, needed_s } => {
                 write!(f, "{frames} of {needed} frames")?;
                 needed_s.map_or(Ok(()), |needed_s| write!(f, ", {span_s:.2} of {needed_s:.2} s"))

@@ -3,11 +3,11 @@
 
 use crate::ExclusionReason;
 use camino::Utf8Path;
-use rundir::{ErrorCode, Failure};
+use rundir::{ErrorCode, Failure, open_regular};
 use serde::{Deserialize, Serialize};
-use std::fs::{self, File, Metadata};
+use std::fs::{self, Metadata};
 use std::io::{self, Read};
-use video::{ClipError, ClipFault};
+use video::{Cancel, ClipError, ClipFault};
 use xxhash_rust::xxh3::Xxh3;
 
 /// The bytes that are read and hashed at a time.
@@ -33,6 +33,8 @@ impl Stamp {
         })?;
         match metadata.len() {
             _ if metadata.is_dir() => Self::of_frames(path, &metadata),
+            // A pipe or a device, which also has 0 bytes.
+            _ if !metadata.is_file() => Err(ExclusionReason::NotAVideo { what: "it is not a regular file".into() }),
             0 => Err(ExclusionReason::VideoEmpty),
             bytes => Ok(Self { bytes, modified_ns: modified_ns(&metadata) }),
         }
@@ -51,7 +53,7 @@ impl Stamp {
                 let why = format!("its frame {}: {error}", picture.file_name().unwrap_or_default());
                 ExclusionReason::Unreadable { why }
             })?;
-            stamp.bytes += metadata.len();
+            stamp.bytes = stamp.bytes.saturating_add(metadata.len());
             stamp.modified_ns = stamp.modified_ns.max(modified_ns(&metadata));
         }
         Ok(stamp)
@@ -75,7 +77,7 @@ impl Stamp {
         if now == self || content.is_empty() {
             return Ok(now);
         }
-        if hash(path)? == content {
+        if hash(path, &Cancel::default())? == content {
             return Ok(now);
         }
         Err(changed(path, format!("it had {} bytes, and now has {} with another hash", self.bytes, now.bytes)))
@@ -99,11 +101,12 @@ fn changed(path: &Utf8Path, why: String) -> Failure {
 }
 
 /// Hashes the bytes of a file; of a folder of frames, the hashes of its pictures in their order.
-pub(crate) fn hash(path: &Utf8Path) -> Result<String, Failure> {
+///
+/// # Errors
+/// A file cannot be read or is not a regular file; or the work was cancelled.
+pub(crate) fn hash(path: &Utf8Path, cancel: &Cancel) -> Result<String, Failure> {
     let mut chunk = vec![0; CHUNK];
-    let mut hash = |path: &Utf8Path| -> Result<u128, Failure> {
-        hash_file(path, &mut chunk).map_err(|error| rundir::Error::io("read", path, error).into())
-    };
+    let mut hash = |path: &Utf8Path| hash_file(path, &mut chunk, cancel);
     let digest = if path.is_dir() {
         let mut all = Xxh3::new();
         for picture in video::frame_files(path)? {
@@ -120,11 +123,16 @@ pub(crate) fn hash(path: &Utf8Path) -> Result<String, Failure> {
     Ok(format!("{digest:032x}"))
 }
 
-fn hash_file(path: &Utf8Path, chunk: &mut [u8]) -> io::Result<u128> {
-    let mut file = File::open(path)?;
+fn hash_file(path: &Utf8Path, chunk: &mut [u8], cancel: &Cancel) -> Result<u128, Failure> {
+    let io = |error| Failure::from(rundir::Error::io("read", path, error));
+    let mut file = open_regular(path).map_err(io)?;
     let mut hash = Xxh3::new();
     loop {
-        match file.read(chunk)? {
+        if cancel.is_cancelled() {
+            let what = format!("cannot read {path}");
+            return Err(Failure::new(ErrorCode::Cancelled, what, "the work was cancelled", "start it again"));
+        }
+        match file.read(chunk).map_err(io)? {
             0 => return Ok(hash.digest128()),
             n => hash.update(&chunk[..n]),
         }
@@ -135,14 +143,34 @@ fn hash_file(path: &Utf8Path, chunk: &mut [u8]) -> io::Result<u128> {
 mod tests {
     use super::*;
     use camino::Utf8PathBuf;
+    use nix::sys::stat::Mode;
+    use nix::unistd::mkfifo;
+    use std::fs::File;
     use std::time::{Duration, SystemTime};
+
+    fn content_of(path: &Utf8Path) -> String {
+        hash(path, &Cancel::default()).unwrap()
+    }
+
+    #[test]
+    fn the_hash_of_a_pipe_is_not_waited_for_and_that_of_a_large_file_can_be_cancelled() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| Utf8PathBuf::from_path_buf(folder.path().join(name)).unwrap();
+        mkfifo(at("pipe").as_std_path(), Mode::S_IRWXU).unwrap();
+        assert!(matches!(Stamp::of(&at("pipe")), Err(ExclusionReason::NotAVideo { .. })));
+        assert!(hash(&at("pipe"), &Cancel::default()).unwrap_err().why.contains("pipe"));
+        fs::write(at("file"), "frames").unwrap();
+        let cancel = Cancel::default();
+        cancel.cancel();
+        assert_eq!(hash(&at("file"), &cancel).unwrap_err().code, ErrorCode::Cancelled);
+    }
 
     #[test]
     fn a_file_that_was_touched_is_the_same_and_one_that_was_written_is_not() {
         let folder = tempfile::tempdir().unwrap();
         let path = Utf8PathBuf::from_path_buf(folder.path().join("a.mp4")).unwrap();
         fs::write(&path, "frames").unwrap();
-        let (stamp, content) = (Stamp::of(&path).unwrap(), hash(&path).unwrap());
+        let (stamp, content) = (Stamp::of(&path).unwrap(), content_of(&path));
         assert_eq!(stamp.check(&path, &content).unwrap(), stamp);
         let later = SystemTime::now() + Duration::from_secs(10);
         File::options().write(true).open(&path).unwrap().set_modified(later).unwrap();
@@ -155,7 +183,7 @@ mod tests {
         assert_eq!(touched.check_same(&path).unwrap_err().code, ErrorCode::InvalidDataset);
         // A manifest of an earlier version has no time.
         let old = Stamp { bytes: 6, modified_ns: 0 };
-        old.check(&path, &hash(&path).unwrap()).unwrap();
+        old.check(&path, &content_of(&path)).unwrap();
         fs::remove_file(&path).unwrap();
         assert_eq!(stamp.check(&path, &content).unwrap_err().code, ErrorCode::InvalidDataset);
     }
@@ -169,7 +197,7 @@ mod tests {
         let write = |name: &str, bytes: &str| fs::write(folder.join(name), bytes).unwrap();
         write("2.png", "second");
         write("10.png", "tenth");
-        let (stamp, content) = (Stamp::of(&folder).unwrap(), hash(&folder).unwrap());
+        let (stamp, content) = (Stamp::of(&folder).unwrap(), content_of(&folder));
         assert_eq!((stamp.bytes, content.len()), (11, 32));
         assert_eq!(stamp.check(&folder, &content).unwrap(), stamp);
         // Without a time, the pictures are read. The clock of a file system may not tell these changes apart.

@@ -6,7 +6,7 @@
 use crate::{RawTensor, TensorSum, store};
 use camino::{Utf8Path, Utf8PathBuf};
 use recipe::Shape;
-use rundir::{ErrorCode, Failure};
+use rundir::{ErrorCode, Failure, open_regular};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::fs::File;
@@ -386,7 +386,7 @@ impl Reader {
         }
         let SourceFile { path, bytes } = &self.files[number as usize];
         let io = |source| Failure::from(Error::Io { path: path.clone(), source });
-        let file = File::open(path).map_err(io)?;
+        let file = open_regular(path).map_err(io)?;
         let found = file.metadata().map_err(io)?.len();
         if found < *bytes {
             return Err(truncated(path, found, *bytes));

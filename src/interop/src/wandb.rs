@@ -11,11 +11,10 @@ use crate::wire::{Fields, Value as Field};
 use crate::{Log, Point};
 use blocks::{Blocks, Next};
 use camino::{Utf8Path, Utf8PathBuf};
-use rundir::Error;
+use rundir::{Error, open_regular};
 use serde_json::{Map, Value};
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
-use std::fs::File;
 use std::io;
 
 /// Returns the logs in the folder of a run: normally one file, `run-<id>.wandb`.
@@ -102,7 +101,7 @@ pub fn read_files(files: &[Utf8PathBuf]) -> Result<Log, Error> {
 }
 
 fn read_into(log: &mut Log, history: &mut History, path: &Utf8Path) -> io::Result<()> {
-    let mut blocks = Blocks::open(File::open(path)?)?;
+    let mut blocks = Blocks::open(open_regular(path)?)?;
     let mut read = Reader::default();
     loop {
         match blocks.next()? {

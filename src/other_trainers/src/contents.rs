@@ -4,7 +4,7 @@
 //! other files name, and the lengths that file headers contain.
 
 use camino::{Utf8Path, Utf8PathBuf};
-use rundir::is_no_answer;
+use rundir::{MAX_TEXT, is_no_answer, open_regular, read_regular};
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -143,7 +143,7 @@ impl Contents {
 
     /// Reads a file.
     pub fn bytes(&self, path: &str) -> Result<Vec<u8>, Defect> {
-        fs::read(self.root.join(path)).map_err(|error| Defect::of_file(Utf8Path::new(path), &error))
+        read_regular(self.root.join(path), MAX_TEXT).map_err(|error| Defect::of_file(Utf8Path::new(path), &error))
     }
 
     /// Runs the check of a trainer, then checks that every file is complete.
@@ -177,7 +177,7 @@ impl Contents {
                 Err(format!("{path} is empty").into())
             }
             Some("json") if path.as_str().ends_with(".index.json") => {
-                let text = fs::read(&full).map_err(failed)?;
+                let text = read_regular(&full, MAX_TEXT).map_err(failed)?;
                 let index: Index = serde_json::from_slice(&text).map_err(|error| format!("{path}: {error}"))?;
                 let folder = path.parent().unwrap_or(Utf8Path::new(""));
                 Ok(index.weight_map.values().try_for_each(|shard| self.need(folder.join(shard).as_str()))?)
@@ -212,7 +212,7 @@ fn safetensors_bytes(path: &Utf8Path) -> io::Result<Option<u64>> {
     struct Tensor {
         data_offsets: Option<[u64; 2]>,
     }
-    let mut file = File::open(path)?;
+    let mut file = open_regular(path)?;
     let mut length = [0; 8];
     if !is_read(&mut file, &mut length)? {
         return Ok(None);
@@ -236,7 +236,7 @@ fn is_read(file: &mut File, bytes: &mut [u8]) -> io::Result<bool> {
 
 /// Returns whether a file begins like the ZIP archives of torch.save but does not end like one.
 fn is_cut_zip(path: &Utf8Path, bytes: u64) -> io::Result<bool> {
-    let mut file = File::open(path)?;
+    let mut file = open_regular(path)?;
     let mut magic = [0; 2];
     if !is_read(&mut file, &mut magic)? || magic != *b"PK" {
         return Ok(false);

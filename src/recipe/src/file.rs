@@ -20,7 +20,7 @@ pub(crate) struct File {
 impl File {
     /// Reads a file. `noun` names it in errors: `recipe`, `curriculum`.
     pub fn read(path: &Utf8Path, noun: &str) -> Result<File, RecipeError> {
-        let bytes = std::fs::read(path).map_err(|error| {
+        let bytes = text_file::read_named(path, text_file::MAX_TEXT).map_err(|error| {
             // Only for a name that does not exist do the names beside it help.
             let names = if error.kind() == std::io::ErrorKind::NotFound { beside(path) } else { None };
             let fix = names.unwrap_or_else(|| format!("check the path and the permissions of the {noun}"));

@@ -40,7 +40,7 @@ impl Secrets {
                 format!("run `chmod 600 {path}`; replace the secrets if other users have logins on this machine"),
             ));
         }
-        let text = text_file::decode(fs::read(path).map_err(io)?).map_err(|not| {
+        let text = text_file::decode(text_file::read_named(path, text_file::MAX_TEXT).map_err(io)?).map_err(|not| {
             // The details would show a part of a value.
             error(RecipeErrorKind::Secrets, format!("line {} is not UTF-8", not.line), not.fix(path.as_str()))
         })?;

@@ -5,14 +5,14 @@
 
 use crate::attempt::known_axes;
 use crate::failure::is_no_answer;
-use crate::files::{Versioned, parse_toml, read_text, read_toml, toml_text, write_atomic};
+use crate::files::{Versioned, is_file_name, parse_toml, read_text, read_toml, toml_text, write_atomic};
 use crate::layout::{MODEL_CONFIG, parse_step_dir, step_files};
 use crate::{Error, RunDir, RunId, TensorBox};
 use camino::{Utf8Path, Utf8PathBuf};
 use recipe::{Mesh, OptimizerKind};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs;
 use std::io::{self, Read};
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
@@ -224,7 +224,7 @@ impl Checkpoint {
             Err(e) => return Err(e),
         };
         let mark = dir.join(step_files::DAMAGED);
-        match fs::read(&mark) {
+        match text_file::read_regular(&mark, text_file::MAX_TEXT) {
             Ok(why) => return Err(incomplete(String::from_utf8_lossy(&why).trim_end().to_owned())),
             Err(error) if is_no_answer(&error) => return Err(Error::io("read", &mark, error)),
             // The checkpoint has no mark. A folder with the name of the mark does not count.
@@ -301,7 +301,7 @@ pub fn model_section(dir: &Utf8Path) -> Option<toml::Table> {
     let real = dir.canonicalize_utf8().unwrap_or(dir.to_owned());
     let run = real.ancestors().nth(2).map(RunDir::new).filter(|run| Some(&*run.checkpoints()) == real.parent());
     let section = |table: toml::Table| table.get("model")?.as_table().cloned();
-    let beside = fs::read_to_string(dir.join("model.toml")).ok().and_then(|text| section(text.parse().ok()?));
+    let beside = read_text(&dir.join("model.toml")).ok().and_then(|text| section(text.parse().ok()?));
     beside.or_else(|| section(run?.read_run().ok()?.recipe))
 }
 
@@ -314,7 +314,7 @@ fn shown(within: &TensorBox) -> String {
 fn check_file(dir: &Utf8Path, file: &FileSum) -> Result<(), Error> {
     let name = &file.name;
     let incomplete = |why: String| Err(Error::Incomplete { dir: dir.to_owned(), why });
-    if name.is_empty() || name.contains('/') || name.starts_with('.') {
+    if !is_file_name(name) {
         return incomplete(format!("its manifest names a file outside its folder: '{name}'"));
     }
     let path = dir.join(name);
@@ -423,7 +423,7 @@ pub fn xxh3_hex(bytes: &[u8]) -> String {
 /// [`Error::Io`].
 pub fn file_sum(path: &Utf8Path) -> Result<FileSum, Error> {
     let sum = || -> io::Result<FileSum> {
-        let mut file = File::open(path)?;
+        let mut file = text_file::open_regular(path)?;
         let mut hasher = Xxh3::new();
         let mut buffer = vec![0; 1024 * 1024];
         let mut bytes = 0;

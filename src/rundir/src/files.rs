@@ -29,9 +29,9 @@ pub fn read_toml<T: Versioned>(path: &Utf8Path) -> Result<T, Error> {
 /// Reads a text file, as users and this program write them: UTF-8, or UTF-16 with a byte order mark.
 ///
 /// # Errors
-/// [`Error::Io`], or [`Error::NotText`] with the line, the encoding and the command that converts the file.
+/// [`Error::Io`], also for a pipe, a device and a file of more than 256 MiB; or [`Error::NotText`] with the line, the encoding and the command that converts the file.
 pub fn read_text(path: &Utf8Path) -> Result<String, Error> {
-    let bytes = fs::read(path).map_err(|e| Error::io("read", path, e))?;
+    let bytes = text_file::read_named(path, text_file::MAX_TEXT).map_err(|e| Error::io("read", path, e))?;
     text_file::decode(bytes).map_err(|why| Error::not_text(path, why))
 }
 
@@ -119,6 +119,11 @@ pub fn write_private(path: &Utf8Path, bytes: &[u8]) -> Result<(), Error> {
     write().map_err(|error| Error::io("write", path, error))
 }
 
+/// Returns whether a name that an index or a manifest lists is that of a file in its own folder: without a path, and not hidden.
+pub fn is_file_name(name: &str) -> bool {
+    !name.is_empty() && !name.contains(['/', '\\', '\0']) && !name.starts_with('.')
+}
+
 /// Returns whether other users can access a file, as on a file system without permissions.
 pub fn is_exposed(path: &Utf8Path) -> bool {
     fs::metadata(path).is_ok_and(|meta| meta.permissions().mode() & 0o077 != 0)
@@ -196,6 +201,27 @@ mod tests {
         fs::create_dir_all(blocked.join("full")).unwrap();
         assert!(write_atomic(&blocked, b"x").is_err());
         assert_eq!(fs::read_dir(&run.root).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_name_with_a_path_is_not_that_of_a_file_in_the_folder() {
+        assert!(is_file_name("model-1.safetensors") && is_file_name("a..b"));
+        for name in ["", ".", "..", "../a", "/a", "a/b", "a\\b", ".hidden", "a\0"] {
+            assert!(!is_file_name(name), "{name:?}");
+        }
+    }
+
+    #[test]
+    fn a_pipe_is_not_read_as_text_and_a_huge_file_is_refused() {
+        let (_keep, run) = temp();
+        let at = |name: &str| run.root.join(name);
+        assert!(std::process::Command::new("mkfifo").arg(at("pipe")).status().unwrap().success());
+        File::create(at("huge")).unwrap().set_len(1 << 40).unwrap();
+        for name in ["pipe", "huge"] {
+            let failure = Failure::from(read_text(&at(name)).unwrap_err());
+            assert_eq!(failure.code, ErrorCode::Io);
+            assert!(failure.what.contains(name), "{failure}");
+        }
     }
 
     #[test]

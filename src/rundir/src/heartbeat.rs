@@ -7,6 +7,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::os::unix::fs::FileExt;
 use std::{fs, io};
+use text_file::{MAX_TEXT, read_regular};
 
 /// The seconds between the heartbeats of a rank.
 pub const HEARTBEAT_EVERY_S: f64 = 5.0;
@@ -122,7 +123,7 @@ impl RunDir {
 }
 
 fn read<T: DeserializeOwned>(path: &Utf8Path) -> Option<T> {
-    serde_json::from_slice(&fs::read(path).ok()?).ok()
+    serde_json::from_slice(&read_regular(path, MAX_TEXT).ok()?).ok()
 }
 
 /// Replaces a file, so that a reader sees the whole old or the whole new content. If the disk has no room for the new file, overwrites the

@@ -5,7 +5,7 @@ use crate::{Error, RunDir, SCHEMA, write_atomic};
 use camino::Utf8PathBuf;
 use cluster::NodeId;
 use serde::{Deserialize, Serialize};
-use std::fs;
+use text_file::{MAX_TEXT, read_regular};
 
 /// The stages of an encode, in the order in which a clip passes them; captions pass only the last.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
@@ -185,7 +185,8 @@ impl RunDir {
 
     /// Reads `queue.json` of an attempt. Returns `None` before the queue exists.
     pub fn read_queue_ready(&self, attempt: u32) -> Option<QueueReady> {
-        let ready: QueueReady = serde_json::from_slice(&fs::read(self.queue_ready(attempt)).ok()?).ok()?;
+        let ready: QueueReady =
+            serde_json::from_slice(&read_regular(self.queue_ready(attempt), MAX_TEXT).ok()?).ok()?;
         (ready.v <= SCHEMA).then_some(ready)
     }
 
@@ -200,7 +201,7 @@ impl RunDir {
     /// Reads the progress of a rank. Returns `None` before its first report.
     pub fn read_rank_progress(&self, node: &NodeId, attempt: u32, rank: usize) -> Option<RankProgress> {
         let progress: RankProgress =
-            serde_json::from_slice(&fs::read(self.rank_progress(node, attempt, rank)).ok()?).ok()?;
+            serde_json::from_slice(&read_regular(self.rank_progress(node, attempt, rank), MAX_TEXT).ok()?).ok()?;
         (progress.v <= SCHEMA).then_some(progress)
     }
 
@@ -224,6 +225,7 @@ mod tests {
     use super::*;
     use crate::MetricSample;
     use crate::fixtures::{node, temp};
+    use std::fs;
 
     #[test]
     fn progress_is_read_as_it_was_written_and_a_newer_one_is_ignored() {

@@ -67,7 +67,9 @@ pub use environment::{GpuModel, NodeEnvironment};
 pub use error_code::ErrorCode;
 pub use events::{Event, EventKind, read_events};
 pub use failure::{Cause, Error, Failure, is_no_answer, room_for};
-pub use files::{Versioned, is_exposed, read_text, read_toml, user_folder, write_atomic, write_private, write_toml};
+pub use files::{
+    Versioned, is_exposed, is_file_name, read_text, read_toml, user_folder, write_atomic, write_private, write_toml,
+};
 pub use healer::{Healer, HealerLock};
 pub use heartbeat::{FailedSave, GroupCollectives, HEARTBEAT_EVERY_S, Heartbeat, RankCollectives, WaitingCollective};
 pub use history::{History, median_step_s};
@@ -95,6 +97,7 @@ pub use stop::Stop;
 pub use summed_file::SummedFile;
 pub use tail::{NewLines, Tail};
 pub use tensor_box::{Overlap, TensorBox};
+pub use text_file::{MAX_TEXT, open_regular, read_named, read_regular};
 pub use unwritten::{Unwritten, unwritten};
 pub use whole_folder::WholeFolder;
 

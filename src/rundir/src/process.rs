@@ -6,6 +6,7 @@ use cluster::NodeId;
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::io;
+use text_file::{MAX_TEXT, read_regular};
 
 /// `NNNN.pid.toml`: the processes of an attempt on a node. A program compares running processes with this file before
 /// it signals them.
@@ -165,7 +166,7 @@ impl RunDir {
 
     /// Reads the error that a rank recorded. Returns `None` if there is none or it cannot be read.
     pub fn read_rank_failure(&self, node: &NodeId, attempt: u32, rank: usize) -> Option<Failure> {
-        serde_json::from_slice(&fs::read(self.rank_failure(node, attempt, rank)).ok()?).ok()
+        serde_json::from_slice(&read_regular(self.rank_failure(node, attempt, rank), MAX_TEXT).ok()?).ok()
     }
 
     /// Records the error of a rank for the supervisor of its node.

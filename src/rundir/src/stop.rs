@@ -1,8 +1,7 @@
 //! The stop file: a stop request for a run that signals cannot reach.
 
-use std::fs;
-
 use crate::{Error, RunDir, write_atomic};
+use text_file::{MAX_TEXT, read_regular};
 
 /// The content of the file if the stop is permanent.
 const FOR_GOOD: &str = "for good";
@@ -20,7 +19,7 @@ impl RunDir {
     /// Returns the stop request for the newest attempt, if any. The next attempt removes the file.
     pub fn stop_request(&self) -> Option<Stop> {
         let file = self.stop_file();
-        match fs::read(&file) {
+        match read_regular(&file, MAX_TEXT) {
             Ok(bytes) if bytes == FOR_GOOD.as_bytes() => Some(Stop::ForGood),
             // The file is empty, as `touch` creates it, or not readable, because another user created it.
             _ => file.exists().then_some(Stop::ForNow),
@@ -40,6 +39,7 @@ impl RunDir {
 mod tests {
     use super::*;
     use crate::fixtures::temp;
+    use std::fs;
 
     #[test]
     fn the_stop_request_of_a_user_is_permanent_even_if_a_job_script_requests_another() {

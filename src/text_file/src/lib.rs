@@ -2,8 +2,18 @@
 //!
 //! UTF-8 is read without the byte order mark that editors of Windows write, and UTF-16 with its mark, as PowerShell and Notepad save it.
 //! Every other encoding is refused by name: a guess could change a caption or a node name without notice.
+//!
+//! Files are opened with [`open_regular`], which refuses pipes and devices. Files of tensors, videos and pictures are opened with it too.
+
+mod regular;
+
+pub use regular::{open_regular, read_named, read_regular};
 
 use std::fmt;
+
+/// The largest text file that is read at once, unless its reader has a lower limit: 256 MiB. The manifest of a checkpoint of hundreds of
+/// ranks is a tenth of that.
+pub const MAX_TEXT: u64 = 256 << 20;
 
 const UTF8_MARK: &[u8] = b"\xef\xbb\xbf";
 

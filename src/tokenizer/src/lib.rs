@@ -149,7 +149,7 @@ impl Error {
 }
 
 fn read(path: &Utf8PathBuf) -> Result<Vec<u8>, Failure> {
-    std::fs::read(path).map_err(|e| {
+    rundir::read_regular(path, rundir::MAX_TEXT).map_err(|e| {
         let fix = "give the tokenizer/ folder of a CogVideoX model";
         Failure::new(ErrorCode::of_io(&e), format!("cannot read {path}"), e.to_string(), fix)
     })

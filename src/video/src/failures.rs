@@ -10,7 +10,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 
 use camino::Utf8Path;
-use rundir::{Error, ErrorCode, Failure};
+use rundir::{Error, ErrorCode, Failure, open_regular};
 
 use crate::child::Stop;
 use crate::install::install_hint;
@@ -196,11 +196,14 @@ pub(crate) fn check_file(path: &Utf8Path) -> Result<u64, ClipError> {
     if about.is_dir() {
         return Err(unusable(path, ClipFault::NotAVideo, "it is a folder", "name a video file"));
     }
-    // Reading a pipe or a device could block for ever.
-    if !about.is_file() {
-        return Err(unusable(path, ClipFault::NotAVideo, "it is not a regular file", "name a video file"));
+    match open_regular(path) {
+        Ok(_) => {}
+        // A pipe or a device.
+        Err(error) if error.kind() == ErrorKind::InvalidInput => {
+            return Err(unusable(path, ClipFault::NotAVideo, error.to_string(), "name a video file"));
+        }
+        Err(error) => return Err(Error::io("read", path, error).into()),
     }
-    fs::File::open(path).map_err(|error| Error::io("read", path, error))?;
     if about.len() == 0 {
         return Err(damaged(path, "it has 0 bytes"));
     }

@@ -16,11 +16,10 @@ use link::Linked;
 use recipe::{Layer, Mesh, Model, UseEma};
 use rundir::{
     CheckpointManifest, ErrorCode, Failure, FileSum, LogicalTensor, RunId, SCHEMA, Slice, Staging, TrainState,
-    WholeFolder, write_atomic,
+    WholeFolder, open_regular, write_atomic,
 };
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -414,7 +413,7 @@ fn checksum(
     see: &mut dyn FnMut(&[u8]),
 ) -> Result<String, Failure> {
     let io = |source| crate::Error::Io { path: path.to_owned(), source };
-    let (mut file, mut sum, mut buffer) = (File::open(path).map_err(io)?, Xxh3::new(), vec![0; 1 << 20]);
+    let (mut file, mut sum, mut buffer) = (open_regular(path).map_err(io)?, Xxh3::new(), vec![0; 1 << 20]);
     loop {
         match file.read(&mut buffer) {
             Ok(0) => return Ok(format!("{:016x}", sum.digest())),

@@ -9,7 +9,7 @@ use crate::config::{read_json, read_text};
 use crate::tensor_spans::{Files, StoredTensor, Tensors};
 use crate::{Dtype, Error, shards};
 use camino::{Utf8Path, Utf8PathBuf};
-use rundir::{ErrorCode, Failure};
+use rundir::{ErrorCode, Failure, open_regular};
 use serde_json::Value;
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -131,7 +131,7 @@ impl EncoderFiles {
         let tensor = &self.tensors[name];
         let span = tensor.spans.first().expect("a tensor of the table is not empty");
         let path = span.file.to_path_buf();
-        let file = File::open(&path).map_err(|source| Error::Io { path: path.clone(), source })?;
+        let file = open_regular(&path).map_err(|source| Error::Io { path: path.clone(), source })?;
         let row = tensor.shape[1..].iter().product::<usize>() * tensor.dtype.size();
         Ok(Rows { file, path, begin: span.begin, row, count: tensor.shape[0], dtype: tensor.dtype })
     }

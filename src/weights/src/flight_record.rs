@@ -5,8 +5,7 @@
 use crate::archive::MAX_PICKLE;
 use crate::pickle::{At, Node, Pickle};
 use camino::Utf8Path;
-use rundir::{ErrorCode, Failure};
-use std::fs;
+use rundir::{ErrorCode, Failure, read_regular};
 
 /// A collective of the record.
 #[derive(Debug, Clone, PartialEq)]
@@ -36,11 +35,7 @@ pub fn read_flight_record(path: &Utf8Path) -> Result<Vec<RecordedCollective>, Fa
         let what = format!("cannot read libtorch's record of collectives {path}");
         Failure::new(ErrorCode::Malformed, what, why, "read it with PyTorch's torchfrtrace")
     };
-    let len = fs::metadata(path).map_err(|error| bad(error.to_string()))?.len();
-    if len > MAX_PICKLE {
-        return Err(bad(format!("it has {len} bytes, the limit is {MAX_PICKLE}")));
-    }
-    let bytes = fs::read(path).map_err(|error| bad(error.to_string()))?;
+    let bytes = read_regular(path, MAX_PICKLE).map_err(|error| bad(error.to_string()))?;
     collectives(&Pickle::read(&bytes).map_err(bad)?).ok_or_else(|| bad("it does not list collectives".into()))
 }
 
@@ -97,6 +92,7 @@ fn frame(pickle: &Pickle, at: At) -> Option<String> {
 mod tests {
     use super::*;
     use camino::Utf8PathBuf;
+    use std::fs;
 
     fn fixture() -> Utf8PathBuf {
         "../../tests/fixtures/weights/flight-record".into()

@@ -2,9 +2,8 @@
 
 use crate::{ExclusionReason, Unusual};
 use camino::Utf8Path;
-use rundir::{ErrorCode, Failure};
+use rundir::{ErrorCode, Failure, open_regular};
 use serde::{Deserialize, Serialize};
-use std::fs::File;
 use std::io::Read;
 use video::{ClipError, ClipFault, Programs, is_variable};
 
@@ -101,7 +100,7 @@ fn reason(path: &Utf8Path, ClipError { fault, failure }: ClipError) -> Exclusion
 /// Returns whether a file begins like a video. ffprobe treats any file named `.mp4` as a video, text included.
 fn is_begun(path: &Utf8Path) -> bool {
     let mut start = [0; 12];
-    let read = File::open(path).and_then(|mut file| file.read_exact(&mut start));
+    let read = open_regular(path).and_then(|mut file| file.read_exact(&mut start));
     read.is_ok() && (&start[4..8] == b"ftyp" || !start.is_ascii())
 }
 

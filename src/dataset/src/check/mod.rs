@@ -8,11 +8,13 @@ mod report;
 mod tests;
 mod text;
 
-use crate::layouts::{SourceRequest, read_source};
+use crate::layouts::{SourceListing, SourceRequest, read_source};
 use crate::{Assigner, ClipManifest, ManifestHeader};
 use camino::Utf8PathBuf;
 use rundir::{ErrorCode, Failure};
 use std::ops::ControlFlow;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
 use video::{FrameChoice, Programs};
 
 pub use report::{Captions, Count, Dropped, Histogram, Lengths, Report};
@@ -72,7 +74,7 @@ impl CheckRequest<'_> {
     }
 }
 
-/// The progress of a check.
+/// The progress of a check. All numbers are 0 while the source is read.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CheckProgress {
     /// Videos that are probed, including those with cached results.
@@ -101,7 +103,8 @@ pub fn check(
     request: &CheckRequest<'_>,
     on_progress: &mut dyn FnMut(CheckProgress) -> ControlFlow<()>,
 ) -> Result<Checked, Failure> {
-    let source = read_source(&request.source)?;
+    let from = request.source.clone();
+    let source = read_in_thread(move || read_source(&from), on_progress)?;
     let probed = probing::probe_all(&source, request, on_progress)?;
     let mut clips = clips::clips(&source, &probed, request);
     if clips.iter().any(|clip| clip.is_usable() && clip.hdr) && can_not_tone_map(&request.programs)? {
@@ -116,6 +119,32 @@ pub fn check(
     manifest.assign(request.buckets.as_ref());
     let report = Report::new(&manifest, &source, &probed, request);
     Ok(Checked { manifest, report })
+}
+
+/// Reads the source in another thread, so that the check can be interrupted while a disk does not respond.
+fn read_in_thread(
+    read: impl FnOnce() -> Result<SourceListing, Failure> + Send + 'static,
+    on_progress: &mut dyn FnMut(CheckProgress) -> ControlFlow<()>,
+) -> Result<SourceListing, Failure> {
+    let (sender, receiver) = mpsc::channel();
+    let thread = thread::spawn(move || {
+        // The receiver is gone after an interruption.
+        let _ = sender.send(read());
+    });
+    loop {
+        match receiver.recv_timeout(probing::TICK) {
+            Ok(read) => return read,
+            Err(RecvTimeoutError::Timeout) => {
+                if on_progress(CheckProgress::default()).is_break() {
+                    return Err(probing::interrupted(CheckProgress::default()));
+                }
+            }
+            Err(RecvTimeoutError::Disconnected) => match thread.join() {
+                Err(panic) => std::panic::resume_unwind(panic),
+                Ok(()) => unreachable!("the thread sends what it read"),
+            },
+        }
+    }
 }
 
 /// Returns whether decoding rejects videos of high dynamic range; false if ffmpeg is missing, because a check needs

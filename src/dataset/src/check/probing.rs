@@ -6,10 +6,10 @@ use crate::ExclusionReason;
 use crate::layouts::SourceListing;
 use crate::stamp::{Stamp, hash};
 use camino::{Utf8Path, Utf8PathBuf};
-use rundir::{ErrorCode, Failure, LineAppender, xxh3_hex};
+use rundir::{ErrorCode, Failure, LineAppender, open_regular, xxh3_hex};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeSet, HashMap};
-use std::fs::{self, File};
+use std::fs;
 use std::io::{BufRead, BufReader};
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,12 +17,10 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
-/// The version of the rules of a probe. Cached results of other versions are ignored.
-const RULES: u32 = 4;
-/// The version whose videos are still valid. Its exclusions may be errors of an ffprobe that did not start.
-const RULES_WITH_VALID_VIDEOS: u32 = 3;
+/// The version of the rules of a probe. Cached results of other versions are ignored: until version 4, a playlist was a video.
+const RULES: u32 = 5;
 /// The interval of progress reports while all workers wait for ffprobe.
-const TICK: Duration = Duration::from_millis(100);
+pub(super) const TICK: Duration = Duration::from_millis(100);
 
 /// The result of one file: its stamp, the hash of its bytes, and what the probe found.
 #[derive(Debug, Clone, PartialEq)]
@@ -151,8 +149,9 @@ struct Worked {
 }
 
 fn work(request: &CheckRequest<'_>, path: &Utf8Path) -> Result<Worked, Failure> {
-    let content = match hash(path) {
+    let content = match hash(path, &request.programs.cancel) {
         Ok(content) => content,
+        Err(failure) if failure.code == ErrorCode::Cancelled => return Err(failure),
         Err(failure) => {
             let found = ProbeResult::Excluded(ExclusionReason::Unreadable { why: failure.why });
             return Ok(Worked { content: String::new(), found, cacheable: false });
@@ -162,7 +161,7 @@ fn work(request: &CheckRequest<'_>, path: &Utf8Path) -> Result<Worked, Failure> 
     Ok(Worked { content, found: probed.found, cacheable: probed.cacheable })
 }
 
-fn interrupted(progress: CheckProgress) -> Failure {
+pub(super) fn interrupted(progress: CheckProgress) -> Failure {
     Failure::new(
         ErrorCode::Cancelled,
         "the check was interrupted",
@@ -173,7 +172,7 @@ fn interrupted(progress: CheckProgress) -> Failure {
 
 /// Reads the results of earlier checks. Lines that cannot be read, for example a torn last one, are left out.
 fn read_kept(path: &Utf8Path) -> HashMap<Utf8PathBuf, Kept> {
-    let Ok(file) = File::open(path) else { return HashMap::new() };
+    let Ok(file) = open_regular(path) else { return HashMap::new() };
     let lines = BufReader::new(file).split(b'\n').map_while(Result::ok);
     let kept = lines.filter_map(|line| serde_json::from_slice::<Kept>(&line).ok());
     kept.filter(Kept::is_valid).map(|kept| (kept.path.clone(), kept)).collect()
@@ -181,7 +180,7 @@ fn read_kept(path: &Utf8Path) -> HashMap<Utf8PathBuf, Kept> {
 
 impl Kept {
     fn is_valid(&self) -> bool {
-        self.rules == RULES || (self.rules == RULES_WITH_VALID_VIDEOS && matches!(self.found, ProbeResult::Video(_)))
+        self.rules == RULES
     }
 }
 

@@ -288,6 +288,40 @@ fn captions_that_cannot_be_used_are_counted() {
 }
 
 #[test]
+fn a_pipe_is_neither_a_caption_nor_a_video_and_the_check_goes_on() {
+    let site = Site::new()
+        .video("a.mp4", "long.mp4", "a")
+        .video("b.mp4", "short.mp4", "b")
+        .video("c.mp4", "short.mp4", "c")
+        .video("d.mp4", "short.mp4", "d");
+    for name in ["b.txt", "c.mp4"] {
+        fs::remove_file(site.path.join(name)).unwrap();
+        assert!(std::process::Command::new("mkfifo").arg(site.path.join(name)).status().unwrap().success());
+    }
+    fs::remove_file(site.path.join("d.txt")).unwrap();
+    fs::create_dir(site.path.join("d.txt")).unwrap();
+    let checked = site.check();
+    let reasons = reasons(&checked);
+    assert_eq!(reasons["a.mp4"], None);
+    assert!(matches!(reasons["b.mp4"], Some(ExclusionReason::CaptionUnreadable { .. })), "{reasons:?}");
+    assert!(matches!(reasons["c.mp4"], Some(ExclusionReason::NotAVideo { .. })), "{reasons:?}");
+    assert!(matches!(reasons["d.mp4"], Some(ExclusionReason::CaptionUnreadable { .. })), "{reasons:?}");
+}
+
+#[test]
+fn a_check_whose_disk_hangs_while_the_source_is_read_can_be_interrupted() {
+    let (release, hangs) = std::sync::mpsc::channel::<()>();
+    let read = move || {
+        // Returns when the test ends.
+        let _ = hangs.recv();
+        read_source(&SourceRequest::default())
+    };
+    let stopped = read_in_thread(read, &mut |_| ControlFlow::Break(()));
+    assert_eq!(stopped.unwrap_err().code, ErrorCode::Cancelled);
+    drop(release);
+}
+
+#[test]
 fn tokens_are_counted_and_longer_captions_are_cut_and_not_dropped() {
     let site = Site::new().video("a.mp4", "long.mp4", "one two three").video("b.mp4", "short.mp4", "one");
     let words = |text: &str| text.split(' ').count();
@@ -478,7 +512,7 @@ fn an_interrupted_check_continues_with_the_rest() {
     // A torn line and lines of other versions are left out.
     let kept = fs::read_dir(site.cache()).unwrap().next().unwrap().unwrap().path();
     let text = fs::read_to_string(&kept).unwrap();
-    fs::write(&kept, text[..text.len() - 9].replacen("\"rules\":4", "\"rules\":2", 1)).unwrap();
+    fs::write(&kept, text[..text.len() - 9].replacen("\"rules\":5", "\"rules\":2", 1)).unwrap();
     assert_eq!(site.check().report.cached, 4);
 }
 
@@ -508,11 +542,11 @@ fn a_program_that_does_not_start_ends_the_check_and_is_not_cached_as_a_fault_of_
     let repaired = site.check();
     assert_eq!((repaired.report.cached, repaired.report.usable), (0, 1));
     assert_eq!(site.check().report.cached, 2);
-    // An earlier version cached the faults of the program.
+    // An earlier version cached the faults of the program, and playlists as videos.
     let kept = fs::read_dir(site.cache()).unwrap().next().unwrap().unwrap().path();
     let text = fs::read_to_string(&kept).unwrap();
-    fs::write(&kept, text.replace("\"rules\":4", "\"rules\":3")).unwrap();
-    assert_eq!(site.check().report.cached, 1);
+    fs::write(&kept, text.replace("\"rules\":5", "\"rules\":4")).unwrap();
+    assert_eq!(site.check().report.cached, 0);
 }
 
 #[test]

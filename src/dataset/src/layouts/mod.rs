@@ -94,6 +94,10 @@ pub enum CaptionFault {
     Empty,
     /// The caption is not UTF-8.
     NotUtf8(NotText),
+    /// The file of the caption is a pipe, a device or a folder.
+    NotAFile,
+    /// The file of the caption is far too large for a caption.
+    TooLarge,
 }
 
 impl From<CaptionFault> for ExclusionReason {
@@ -102,6 +106,8 @@ impl From<CaptionFault> for ExclusionReason {
             CaptionFault::Missing => Self::CaptionMissing,
             CaptionFault::Empty => Self::CaptionEmpty,
             CaptionFault::NotUtf8(not) => Self::CaptionNotUtf8 { why: not.to_string() },
+            CaptionFault::NotAFile => Self::CaptionUnreadable { why: "it is not a regular file".into() },
+            CaptionFault::TooLarge => Self::CaptionUnreadable { why: "its file has more than 1 MiB".into() },
         }
     }
 }

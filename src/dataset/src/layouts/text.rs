@@ -2,15 +2,22 @@
 
 use super::{Caption, CaptionFault};
 use camino::Utf8Path;
-use std::fs;
-use std::io;
+use rundir::read_regular;
+use std::io::{self, ErrorKind};
+
+/// The largest file of a caption: 1 MiB. A caption has a few thousand characters.
+const MAX_CAPTION: u64 = 1 << 20;
 
 /// Reads the caption in a file. The whole file is one caption.
 pub(super) fn caption_file(path: &Utf8Path) -> io::Result<Caption> {
-    match fs::read(path) {
+    match read_regular(path, MAX_CAPTION) {
         Ok(bytes) => Ok(caption(bytes)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Err(CaptionFault::Missing)),
-        Err(error) => Err(error),
+        Err(error) => match error.kind() {
+            ErrorKind::NotFound => Ok(Err(CaptionFault::Missing)),
+            ErrorKind::InvalidInput | ErrorKind::IsADirectory => Ok(Err(CaptionFault::NotAFile)),
+            ErrorKind::InvalidData => Ok(Err(CaptionFault::TooLarge)),
+            _ => Err(error),
+        },
     }
 }
 
@@ -30,6 +37,24 @@ pub(super) fn clean(text: &str) -> Caption {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use nix::sys::stat::Mode;
+    use nix::unistd::mkfifo;
+    use std::os::unix::fs::symlink;
+
+    #[test]
+    fn a_pipe_a_device_a_folder_and_a_huge_file_are_not_captions() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| camino::Utf8PathBuf::from_path_buf(folder.path().join(name)).unwrap();
+        mkfifo(at("pipe").as_std_path(), Mode::S_IRWXU).unwrap();
+        symlink("/dev/zero", at("device")).unwrap();
+        std::fs::File::create(at("huge")).unwrap().set_len(1 << 40).unwrap();
+        let read = |path: &Utf8Path| caption_file(path).unwrap();
+        assert_eq!(read(&at("pipe")), Err(CaptionFault::NotAFile));
+        assert_eq!(read(&at("device")), Err(CaptionFault::NotAFile));
+        assert_eq!(read(&at("")), Err(CaptionFault::NotAFile));
+        assert_eq!(read(&at("huge")), Err(CaptionFault::TooLarge));
+        assert_eq!(read(&at("none")), Err(CaptionFault::Missing));
+    }
 
     #[test]
     fn captions_lose_marks_and_white_space_and_keep_their_lines() {

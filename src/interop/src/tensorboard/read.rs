@@ -4,8 +4,7 @@ use super::event::{decode, scalars};
 use super::record::{Next, Records};
 use crate::{Log, Point};
 use camino::{Utf8Path, Utf8PathBuf};
-use rundir::Error;
-use std::fs::File;
+use rundir::{Error, open_regular};
 use std::io::{self, BufReader};
 
 /// Bytes that are read at once.
@@ -51,7 +50,7 @@ pub fn read_files(files: &[Utf8PathBuf]) -> Result<Log, Error> {
 }
 
 fn read_into(log: &mut Log, path: &Utf8Path) -> io::Result<()> {
-    let file = File::open(path)?;
+    let file = open_regular(path)?;
     let len = file.metadata()?.len();
     let mut records = Records::new(BufReader::with_capacity(BUFFER, file), len);
     let mut unread = 0;

@@ -107,7 +107,9 @@ pub fn check_source(
     };
     Ok(check(&request, &mut |at| {
         let (done, total) = (at.done as u64, at.total as u64);
-        progress(Step { phase: "checking", done, total, measure: Measure::Items("video") })
+        // The number of videos is not known yet.
+        let phase = if total == 0 { "listing" } else { "checking" };
+        progress(Step { phase, done, total, measure: Measure::Items("video") })
     })?)
 }
 

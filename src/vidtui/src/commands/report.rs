@@ -15,6 +15,7 @@ use camino::Utf8PathBuf;
 use cluster::{NodeId, hostlist};
 use rundir::{
     Chart, Error, ErrorCode, Event, Failure, GpuModel, METRICS, NodeEnvironment, SampleSidecar, now_s, read_events,
+    read_regular,
 };
 use runstate::RunSummary;
 use std::fmt::Write;
@@ -116,7 +117,7 @@ fn samples(page: &mut Page, summary: &RunSummary, embed: u64) -> Result<(), Fail
         match size {
             Ok(size) if size <= left => {
                 left -= size;
-                let bytes = fs::read(&path).map_err(|error| Error::io("read", &path, error))?;
+                let bytes = read_regular(&path, embed).map_err(|error| Error::io("read", &path, error))?;
                 page.video(&bytes, &caption);
             }
             Ok(_) => page

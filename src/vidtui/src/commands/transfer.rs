@@ -139,6 +139,9 @@ impl Transfer {
 
 fn line(step: Step<'_>, from: u64, since: Duration) -> String {
     let Step { phase, done, total, measure } = step;
+    if total == 0 && matches!(measure, Measure::Items(_)) {
+        return format!("{phase}…");
+    }
     let full = (done * WIDTH).checked_div(total).unwrap_or(WIDTH);
     let bar: String = (0..WIDTH).map(|n| if n < full { '#' } else { '.' }).collect();
     let rate = done.saturating_sub(from) as f64 / since.as_secs_f64().max(1e-3);

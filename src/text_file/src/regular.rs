@@ -1,0 +1,120 @@
+//! Opens regular files only. Reading a pipe, a socket or a device in place of a file of a data set, model or run could block for ever.
+
+use nix::errno::Errno;
+use nix::fcntl::OFlag;
+use std::fs::{self, File, FileType, OpenOptions};
+use std::io::{self, ErrorKind, Read};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::path::Path;
+
+/// The folders of the open files of this process. A shell passes such a path for `<(COMMAND)`, and that pipe can be read.
+const OWN_FILES: [&str; 3] = ["/dev/fd", "/dev/stdin", "/proc/self/fd"];
+
+/// Opens a regular file, or a link to one, for reading. Never blocks.
+///
+/// # Errors
+/// The file cannot be opened, or it is a folder, pipe, socket or device.
+pub fn open_regular(path: impl AsRef<Path>) -> io::Result<File> {
+    // Opening a device can have an effect, so look first.
+    check(fs::metadata(path.as_ref())?.file_type())?;
+    // Another process may have replaced the file since then.
+    let file = OpenOptions::new().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(path)?;
+    check(file.metadata()?.file_type())?;
+    Ok(file)
+}
+
+/// Reads a regular file of at most `max` bytes.
+///
+/// # Errors
+/// As [`open_regular`]; or the file is larger, and is not read.
+pub fn read_regular(path: impl AsRef<Path>, max: u64) -> io::Result<Vec<u8>> {
+    read_at_most(open_regular(path)?, max)
+}
+
+/// Reads a file that the user names, as [`read_regular`] does. The file may also be the pipe of `<(COMMAND)` or the standard input.
+///
+/// # Errors
+/// As [`read_regular`].
+pub fn read_named(path: impl AsRef<Path>, max: u64) -> io::Result<Vec<u8>> {
+    let is_own = OWN_FILES.iter().any(|own| path.as_ref().starts_with(own));
+    read_at_most(if is_own { File::open(path)? } else { open_regular(path)? }, max)
+}
+
+fn read_at_most(file: File, max: u64) -> io::Result<Vec<u8>> {
+    let size = file.metadata()?.len();
+    let too_large =
+        || io::Error::new(ErrorKind::InvalidData, format!("it has more than {max} bytes, which is the limit"));
+    if size > max {
+        return Err(too_large());
+    }
+    let mut bytes = Vec::with_capacity(usize::try_from(size).map_err(|_| too_large())?);
+    // The file may grow while it is read.
+    file.take(max.saturating_add(1)).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > max { Err(too_large()) } else { Ok(bytes) }
+}
+
+fn check(kind: FileType) -> io::Result<()> {
+    let name = match kind {
+        kind if kind.is_file() => return Ok(()),
+        // The error of the system, which reading a folder as a file returns.
+        kind if kind.is_dir() => return Err(Errno::EISDIR.into()),
+        kind if kind.is_fifo() => "a pipe",
+        kind if kind.is_socket() => "a socket",
+        _ => "a device",
+    };
+    Err(io::Error::new(ErrorKind::InvalidInput, format!("it is {name}, not a regular file")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nix::sys::stat::Mode;
+    use nix::unistd::mkfifo;
+    use std::os::unix::fs::symlink;
+    use std::os::unix::net::UnixListener;
+
+    fn why<T>(result: io::Result<T>) -> String {
+        result.err().map(|error| error.to_string()).unwrap()
+    }
+
+    #[test]
+    fn pipes_sockets_devices_folders_and_links_to_them_are_refused_without_waiting() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        mkfifo(&at("pipe"), Mode::S_IRWXU).unwrap();
+        let _socket = UnixListener::bind(at("socket")).unwrap();
+        symlink(at("pipe"), at("link")).unwrap();
+        symlink("/dev/zero", at("zero")).unwrap();
+        for (name, kind) in [("pipe", "a pipe"), ("socket", "a socket"), ("link", "a pipe"), ("zero", "a device")] {
+            for refused in [why(open_regular(at(name))), why(read_regular(at(name), 9)), why(read_named(at(name), 9))] {
+                assert!(refused.contains(kind), "{name}: {refused}");
+            }
+        }
+        assert_eq!(open_regular(folder.path()).unwrap_err().kind(), ErrorKind::IsADirectory);
+        assert_eq!(open_regular(at("none")).unwrap_err().kind(), ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn a_file_and_a_link_to_it_are_read_up_to_the_limit() {
+        let folder = tempfile::tempdir().unwrap();
+        let (file, link) = (folder.path().join("a"), folder.path().join("b"));
+        fs::write(&file, "12345").unwrap();
+        symlink(&file, &link).unwrap();
+        assert_eq!(read_regular(&link, 5).unwrap(), b"12345");
+        assert!(why(read_regular(&link, 4)).contains("more than 4 bytes"));
+        // Its size is 0, and it has content.
+        assert!(!read_regular("/proc/self/status", 1 << 20).unwrap().is_empty());
+        assert!(why(read_regular("/proc/self/status", 4)).contains("more than 4 bytes"));
+    }
+
+    #[test]
+    fn a_pipe_that_a_shell_passes_by_its_number_is_read() {
+        use std::io::Write;
+        use std::os::fd::AsRawFd;
+        let (reader, mut writer) = io::pipe().unwrap();
+        writer.write_all(b"a prompt").unwrap();
+        drop(writer);
+        let path = format!("/dev/fd/{}", reader.as_raw_fd());
+        assert_eq!(read_named(path, 100).unwrap(), b"a prompt");
+    }
+}
