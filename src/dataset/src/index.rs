@@ -8,12 +8,13 @@ use crate::open::Latents;
 use crate::table::{DatasetInfo, Located, Table};
 use camino::{Utf8Path, Utf8PathBuf};
 use recipe::Model;
-use rundir::{ErrorCode, Failure, xxh3_hex};
+use rundir::{ErrorCode, Failure, read_named, xxh3_hex};
 use serde::Deserialize;
-use std::fs;
 use std::io;
 use weights::{Dtype, Error, Header, TensorInfo, is_torch_file};
 
+/// The largest index: 4 GiB, or 10 million samples.
+const MAX_INDEX: u64 = 4 << 30;
 /// The name of the tensor in a latent file: `[T, C, H, W]`.
 pub const LATENT: &str = "latent";
 /// The name of the tensor that a latent file may have instead of [`LATENT`], `[T, 2C, H, W]`: means, then log-variances. Training
@@ -84,7 +85,7 @@ impl Index {
 
     /// Reads an index file as [`Index::open`] does, with paths relative to the folder `root`.
     pub(crate) fn open_in(path: &Utf8Path, folder: &Utf8Path) -> Result<Self, Failure> {
-        let bytes = fs::read(path).map_err(|e| unreadable(path, &e))?;
+        let bytes = read_named(path, MAX_INDEX).map_err(|e| unreadable(path, &e))?;
         let text = text_file::decode(bytes).map_err(|not| rundir::Error::not_text(path, not))?;
         let mut samples = Vec::new();
         for (n, line) in text.split('\n').enumerate() {
@@ -137,7 +138,7 @@ impl Index {
             for tensor in &tensors {
                 let name = tensor.path.strip_prefix(folder).unwrap_or(&tensor.path);
                 identity += &format!("{name}\n{}\n", tensor.bytes);
-                table.info.bytes += tensor.bytes;
+                table.info.bytes = table.info.bytes.saturating_add(tensor.bytes);
             }
             table.push(&tensors);
         }
@@ -276,6 +277,7 @@ fn bad_line(path: &Utf8Path, line: usize, error: &serde_json::Error) -> Failure 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
     use weights::fixtures::{shown, temp, write};
 
     /// A model with latents `[3, 16, 8, 8]` and texts of 16 tokens of width 32.

@@ -3,7 +3,7 @@
 use crate::tensor_spans::{StoredTensor, Tensors, tensors_of_header};
 use crate::{Header, lora, torch_file};
 use camino::{Utf8Path, Utf8PathBuf};
-use rundir::{ErrorCode, Failure};
+use rundir::{ErrorCode, Failure, is_file_name};
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -175,7 +175,7 @@ fn open_index(path: &Utf8Path) -> Result<Shards, Failure> {
         return Err(bad("it lists no tensors".into()));
     }
     let shards: BTreeSet<&str> = index.weight_map.values().map(String::as_str).collect();
-    if let Some(outside) = shards.iter().find(|name| !is_plain(name)) {
+    if let Some(outside) = shards.iter().find(|name| !is_file_name(name)) {
         return Err(bad(format!("it lists a file outside of its folder: '{}'", outside.escape_debug())));
     }
     let mut all = Shards { tensors: Tensors::new(), metadata: BTreeMap::new(), bytes: 0 };
@@ -207,11 +207,6 @@ fn open_index(path: &Utf8Path) -> Result<Shards, Failure> {
         Some((name, shard)) => Err(bad(format!("it lists {name} in {shard}, which does not have it"))),
         None => Ok(all),
     }
-}
-
-/// Returns whether a name is a plain file name without a path.
-fn is_plain(name: &str) -> bool {
-    !name.is_empty() && !name.contains(['/', '\\', '\0']) && !name.starts_with('.')
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use super::Item;
 use super::index::{cannot_write, malformed, unreadable};
 use super::names::WORK;
 use camino::Utf8Path;
-use rundir::{Failure, write_atomic};
+use rundir::{Failure, MAX_TEXT, read_regular, write_atomic};
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::io::ErrorKind;
@@ -22,7 +22,7 @@ struct FailedLine {
 /// Returns the items that failed in earlier encodes of a data set.
 pub(crate) fn old_failures(data: &Utf8Path) -> Result<Vec<(Item, Failure)>, Failure> {
     let path = data.join(WORK).join(FAILURES);
-    let text = match fs::read(&path) {
+    let text = match read_regular(&path, MAX_TEXT) {
         Ok(text) => text,
         Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
         Err(e) => return Err(unreadable(&path, &e)),

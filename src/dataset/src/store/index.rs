@@ -3,14 +3,18 @@
 use super::spec::SCHEMA;
 use crate::TensorSum;
 use camino::{Utf8Path, Utf8PathBuf};
-use rundir::{ErrorCode, Failure};
-use serde::{Deserialize, Serialize};
+use rundir::{ErrorCode, Failure, is_file_name, open_regular};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize};
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::{self, BufRead, BufReader, BufWriter, Write};
+use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
 
 /// The name of the index within its folder.
 pub const INDEX: &str = "index.jsonl";
+
+/// The limit on the bytes of a line. A clip with the captions of hundreds of segments has a hundredth of that.
+const MAX_LINE: u64 = 64 << 20;
 
 /// The first line of an index.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -69,12 +73,25 @@ pub struct Line {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct TensorLocation {
     /// The name of the shard, in the folder of the data set.
+    #[serde(deserialize_with = "shard_name")]
     pub shard: String,
     /// The name of the tensor in the file.
     pub name: String,
     /// The checksum of its bytes. Stores of versions before checksums have none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub xxh3: Option<TensorSum>,
+}
+
+/// Reads the name of a shard. A name that leads out of the folder is refused: training would read tensors of other files.
+pub(crate) fn shard_name<'de, D: Deserializer<'de>, S: Deserialize<'de> + AsRef<str>>(from: D) -> Result<S, D::Error> {
+    let name = S::deserialize(from)?;
+    match is_file_name(name.as_ref()) {
+        true => Ok(name),
+        false => {
+            let shown = name.as_ref().escape_debug();
+            Err(D::Error::custom(format!("the shard '{shown}' is outside of the folder of the data set")))
+        }
+    }
 }
 
 /// Reads an index, and calls `each` with the line number of every clip (the head is line 1) and the clip.
@@ -103,7 +120,8 @@ pub(crate) struct Lines {
 impl Lines {
     /// Opens an index and reads its head.
     pub fn open(path: &Utf8Path) -> Result<(Head, Self), Failure> {
-        let file = File::open(path).map_err(|e| unreadable(path, &e))?;
+        let file = open_regular(path).map_err(|e| unreadable(path, &e))?;
+        let bytes = file.metadata().map_err(|e| unreadable(path, &e))?.len();
         let file = BufReader::with_capacity(1 << 20, file);
         let mut lines = Self { path: path.to_owned(), file, buffer: Vec::new(), number: 0, clips: 0 };
         let Some((_, first)) = lines.next()? else {
@@ -124,6 +142,11 @@ impl Lines {
             Some(_) => {
                 let head: Head = serde_json::from_slice(first).map_err(|e| malformed(path, 1, &e))?;
                 lines.clips = 0;
+                // Readers compute with this number before they know the number of lines.
+                if head.clips as u64 > bytes {
+                    let why = format!("line 1: it cannot have {} clips, because it has {bytes} bytes", head.clips);
+                    return Err(bad(path, why));
+                }
                 Ok((head, lines))
             }
             None => Err(bad(path, "its first line has no schema".into())),
@@ -133,12 +156,19 @@ impl Lines {
     /// Returns the number of the next line and its bytes.
     pub fn next(&mut self) -> Result<Option<(usize, &[u8])>, Failure> {
         self.buffer.clear();
-        let read = self.file.read_until(b'\n', &mut self.buffer).map_err(|e| unreadable(&self.path, &e))?;
+        let mut line = (&mut self.file).take(MAX_LINE);
+        let read = line.read_until(b'\n', &mut self.buffer).map_err(|e| unreadable(&self.path, &e))?;
         if read == 0 {
             return Ok(None);
         }
         self.number += 1;
         self.clips += 1;
+        if self.buffer.len() as u64 == MAX_LINE {
+            return Err(bad(
+                &self.path,
+                format!("line {} has {MAX_LINE} bytes or more, which is the limit", self.number),
+            ));
+        }
         if self.buffer.pop_if(|last| *last == b'\n').is_none() {
             return Err(bad(&self.path, format!("line {} is cut", self.number)));
         }

@@ -14,7 +14,7 @@ use super::spec::{SCHEMA, SPEC};
 use super::{Item, ItemKind, Line};
 use camino::{Utf8Path, Utf8PathBuf};
 use recipe::Bucket;
-use rundir::{ErrorCode, Failure, write_toml};
+use rundir::{ErrorCode, Failure, open_regular, write_toml};
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File};
@@ -296,7 +296,7 @@ fn write_shards(queue: &Queue, lease: &Heartbeat, shards: &[Shard], progress: On
 /// Returns whether an earlier call wrote this shard: its header is equal and no byte is missing.
 fn is_complete(path: &Utf8Path, wanted: &NewTensorFile) -> bool {
     let header = wanted.header();
-    let Ok(file) = File::open(path) else { return false };
+    let Ok(file) = open_regular(path) else { return false };
     let mut found = vec![0; header.len()];
     file.metadata().is_ok_and(|meta| meta.len() == wanted.bytes())
         && file.read_exact_at(&mut found, 0).is_ok()

@@ -8,7 +8,7 @@
 use super::Clock;
 use super::index::{cannot_write, unreadable};
 use camino::{Utf8Path, Utf8PathBuf};
-use rundir::Failure;
+use rundir::{Failure, MAX_TEXT, read_regular};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File, OpenOptions};
@@ -122,7 +122,7 @@ impl Leases {
     /// Returns whether the lease of an epoch is held or free, and by whom.
     pub fn state(&self, name: &str, epoch: u32) -> Result<LeaseState, Failure> {
         let path = self.dir.join(format!("{name}.{epoch}"));
-        let content = match fs::read(&path) {
+        let content = match read_regular(&path, MAX_TEXT) {
             Ok(content) => content,
             Err(e) if e.kind() == ErrorKind::NotFound => return Ok(LeaseState::Held("another worker".into())),
             Err(e) => return Err(unreadable(&path, &e)),

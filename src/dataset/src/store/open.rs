@@ -2,7 +2,7 @@
 //!
 //! Opening a million clips takes seconds: lines are parsed without copies, all names are in one buffer, and threads read the headers.
 
-use super::index::{Head, INDEX, Lines, bad, malformed};
+use super::index::{Head, INDEX, Lines, bad, malformed, shard_name};
 use super::spec::StoreSpec;
 use crate::index::{DTYPES, check_text, wrong_count};
 use crate::open::Latents;
@@ -37,7 +37,7 @@ struct BriefLine<'a> {
 
 #[derive(Deserialize)]
 struct BriefPlace<'a> {
-    #[serde(borrow)]
+    #[serde(borrow, deserialize_with = "shard_name")]
     shard: Cow<'a, str>,
     #[serde(borrow)]
     name: Cow<'a, str>,
@@ -106,7 +106,7 @@ pub(crate) fn open_table(data: &Utf8Path, latents: Latents<'_>) -> Result<Table,
     let index = read(data, &spec, model)?;
     let path = data.join(INDEX);
     let found = find(data, &path, &index, latents)?;
-    let bytes = found.files.iter().map(|file| file.bytes).sum();
+    let bytes = found.files.iter().map(|file| file.bytes).fold(0, u64::saturating_add);
     let mut slots = found.slots;
     let empty = if index.has_empty { slots.pop() } else { None };
     let texts = slots.split_off(index.samples);

@@ -6,11 +6,11 @@
 
 use super::index::{cannot_write, unreadable};
 use crate::TensorSum;
-use camino::{Utf8Path, Utf8PathBuf};
-use rundir::Failure;
+use camino::{Utf8Component, Utf8Path, Utf8PathBuf};
+use rundir::{Failure, open_regular, read_regular};
 use serde::{Deserialize, Serialize};
 use std::fmt::Debug;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
@@ -187,11 +187,15 @@ pub(super) enum Verify {
 /// Returns the complete items of a journal. A torn last line, and items whose bytes are missing or differ, are left
 /// out.
 pub(super) fn read_journal(work: &Utf8Path, journal: &Utf8Path, verify: Verify) -> Result<Vec<Entry>, Failure> {
-    let text = fs::read(journal).map_err(|e| unreadable(journal, &e))?;
+    let text = read_regular(journal, u64::MAX).map_err(|e| unreadable(journal, &e))?;
     let whole = text.split_inclusive(|byte| *byte == b'\n').filter(|line| line.ends_with(b"\n"));
     let mut entries = Vec::new();
     for line in whole {
         let Ok(entry) = serde_json::from_slice::<Entry>(line) else { break };
+        // The part is a file below `work/`.
+        if !Utf8Path::new(&entry.part).components().all(|part| matches!(part, Utf8Component::Normal(_))) {
+            continue;
+        }
         if verify == Verify::Nothing || is_intact(work, &entry) {
             entries.push(entry);
         }
@@ -201,7 +205,7 @@ pub(super) fn read_journal(work: &Utf8Path, journal: &Utf8Path, verify: Verify) 
 
 /// Returns whether the bytes of an item have their recorded checksums.
 fn is_intact(work: &Utf8Path, entry: &Entry) -> bool {
-    let Ok(file) = File::open(work.join(&entry.part)) else { return entry.tensors.is_empty() };
+    let Ok(file) = open_regular(work.join(&entry.part)) else { return entry.tensors.is_empty() };
     let size = file.metadata().map_or(0, |meta| meta.len());
     entry.tensors.iter().all(|piece| {
         let fits = piece.begin.checked_add(piece.len).is_some_and(|end| end <= size);

@@ -24,10 +24,9 @@ use super::range::Range;
 use super::spec::StoreSpec;
 use super::{Clock, Item, ItemKind, Plan, SystemClock, WantedClip};
 use camino::{Utf8Path, Utf8PathBuf};
-use rundir::{ErrorCode, Failure};
+use rundir::{ErrorCode, Failure, read_regular};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::fs;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -318,7 +317,7 @@ impl Queue {
         let mut entries = HashMap::with_capacity(self.items.len());
         for number in 0..self.ranges.len() {
             let path = self.done_file(number);
-            let text = fs::read(&path).map_err(|e| unreadable(&path, &e))?;
+            let text = read_regular(&path, u64::MAX).map_err(|e| unreadable(&path, &e))?;
             for (n, line) in text.split(|byte| *byte == b'\n').enumerate().filter(|(_, line)| !line.is_empty()) {
                 let entry: Entry = serde_json::from_slice(line).map_err(|e| malformed(&path, n + 1, &e))?;
                 entries.insert(entry.key.clone(), entry);

@@ -8,11 +8,10 @@ use super::refuse::refused_file;
 use super::spec::{SCHEMA, StoreSpec};
 use super::{Item, ItemKind, Plan, Timing, WantedClip};
 use camino::{Utf8Path, Utf8PathBuf};
-use rundir::{ErrorCode, Failure, write_atomic, xxh3_hex};
+use rundir::{ErrorCode, Failure, MAX_TEXT, open_regular, read_regular, write_atomic, xxh3_hex};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::fs::{self, File};
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 
 /// The number of items in a range, unless there are very many items.
 const RANGE: usize = 16;
@@ -41,7 +40,7 @@ impl QueueHead {
     pub fn read(work: &Utf8Path) -> Result<Option<Self>, Failure> {
         let path = work.join(QUEUE);
         let mut line = String::new();
-        match File::open(&path).and_then(|file| BufReader::new(file).read_line(&mut line)) {
+        match open_regular(&path).and_then(|file| BufReader::new(file.take(MAX_TEXT)).read_line(&mut line)) {
             Ok(_) => serde_json::from_str(&line).map(Some).map_err(|e| malformed(&path, 1, &e)),
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
             Err(e) => Err(unreadable(&path, &e)),
@@ -68,7 +67,7 @@ pub(super) struct QueueFile {
 impl QueueFile {
     pub fn read(work: &Utf8Path) -> Result<Self, Failure> {
         let path = work.join(QUEUE);
-        let text = fs::read(&path).map_err(|e| unreadable(&path, &e))?;
+        let text = read_regular(&path, u64::MAX).map_err(|e| unreadable(&path, &e))?;
         let mut lines = text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()).enumerate();
         let (_, first) = lines.next().ok_or_else(|| bad(&path, "it is empty".into()))?;
         let version: serde_json::Value = serde_json::from_slice(first).map_err(|e| malformed(&path, 1, &e))?;
@@ -81,7 +80,7 @@ impl QueueFile {
             ));
         }
         let head: QueueHead = serde_json::from_slice(first).map_err(|e| malformed(&path, 1, &e))?;
-        let mut file = Self { clips: Vec::with_capacity(head.clips), items: Vec::with_capacity(head.items), head };
+        let mut file = Self { clips: Vec::new(), items: Vec::new(), head };
         for (number, line) in lines {
             let malformed = |e: serde_json::Error| malformed(&path, number + 1, &e);
             if file.clips.len() < file.head.clips {

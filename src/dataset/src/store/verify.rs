@@ -5,10 +5,10 @@ use super::index::{Head, INDEX, Line, TensorLocation, read_index, write_index};
 use super::{check_no_encode, is_working};
 use crate::TensorSum;
 use camino::Utf8Path;
-use rundir::{ErrorCode, Failure};
+use rundir::{ErrorCode, Failure, open_regular};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, File};
+use std::fs;
 use std::os::unix::fs::FileExt;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -254,7 +254,7 @@ fn in_shard<'a>(
         Ok(header) => header,
         Err(error) => return failed(error.to_string()),
     };
-    let file = match File::open(shard) {
+    let file = match open_regular(shard) {
         Ok(file) => file,
         Err(error) => return failed(format!("cannot open {shard}: {error}")),
     };

@@ -70,6 +70,58 @@ fn store() -> (tempfile::TempDir, Utf8PathBuf) {
     (keep, data)
 }
 
+/// Changes a text in the index.
+fn replace(data: &Utf8Path, old: &str, new: &str) {
+    let text = fs::read_to_string(data.join(INDEX)).unwrap();
+    assert!(text.contains(old), "{old}: {text}");
+    fs::write(data.join(INDEX), text.replacen(old, new, 1)).unwrap();
+}
+
+/// Returns what training and `verify` report about the index.
+fn refused(data: &Utf8Path) -> [Failure; 2] {
+    let read = verify(data, &mut |_| ControlFlow::Continue(())).unwrap_err();
+    [Table::open(data, &model()).unwrap_err(), read]
+}
+
+#[test]
+fn a_shard_outside_of_the_folder_is_refused_with_its_line() {
+    for name in ["../data/latents-00000", "/data/latents-00000", "sub/latents-00000", ".."] {
+        let (_keep, data) = store();
+        replace(&data, "\"shard\":\"latents-00000", &format!("\"shard\":\"{name}"));
+        for failure in refused(&data) {
+            assert_eq!(failure.code, ErrorCode::InvalidDataset);
+            let (what, why) = (&failure.what, &failure.why);
+            assert!(what.contains(INDEX) && why.contains("line 2") && why.contains(name), "{failure}");
+        }
+    }
+    let (_keep, data) = store();
+    replace(&data, "\"shard\":\"texts-00000", "\"shard\":\"../texts-00000");
+    for failure in refused(&data) {
+        assert!(failure.why.contains("../texts-00000"), "{failure}");
+    }
+}
+
+#[test]
+fn a_number_of_clips_that_cannot_be_is_refused_with_its_line() {
+    for clips in [1_000_000, u64::MAX] {
+        let (_keep, data) = store();
+        replace(&data, "\"clips\":7", &format!("\"clips\":{clips}"));
+        for failure in refused(&data) {
+            assert!(failure.why.contains("line 1") && failure.why.contains(&clips.to_string()), "{failure}");
+        }
+    }
+}
+
+#[test]
+fn a_line_that_does_not_end_is_refused_and_is_not_read_into_memory() {
+    let (_keep, data) = store();
+    let file = fs::OpenOptions::new().write(true).open(data.join(INDEX)).unwrap();
+    file.set_len(1 << 40).unwrap();
+    for failure in refused(&data) {
+        assert!(failure.why.contains("line 9") && failure.why.contains("limit"), "{failure}");
+    }
+}
+
 fn read_all(data: &Utf8Path) -> Vec<Result<(), Failure>> {
     let table = Table::open(data, &model()).unwrap();
     let reader = table.reader();
