@@ -1,6 +1,6 @@
 //! Reads tables in CSV or TSV, whose first line has the names of the columns.
 
-use super::table::{Cell, Columns, Values, rows};
+use super::table::{Cell, Columns, Rows, Values, rows};
 use super::{ClipRow, SourceRequest, invalid, read_utf8};
 use camino::Utf8Path;
 use csv::{ByteRecord, ReaderBuilder};
@@ -25,14 +25,14 @@ pub(super) fn read(
     let places: BTreeMap<&str, usize> = names.iter().enumerate().rev().map(|(at, name)| (name.as_str(), at)).collect();
     let name = path.file_name().unwrap_or_default();
     let mut record = ByteRecord::new();
-    let mut all = Vec::new();
+    let mut all = Rows::of(path);
     let mut lines = Lines { bytes, counted: 0, line: 1 };
     while table.read_byte_record(&mut record).map_err(|error| bad(path, &error))? {
         let line = lines.at(record.position().map_or(0, csv::Position::byte) as usize);
         let mut values = Record { record: &record, places: &places };
-        all.extend(rows(root, &columns, &format!("{name} line {line}"), &mut values));
+        all.add(rows(root, &columns, &format!("{name} line {line}"), &mut values))?;
     }
-    Ok((columns, all))
+    Ok((columns, all.done()))
 }
 
 /// The hint for a table whose quotes are wrong.

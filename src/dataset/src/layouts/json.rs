@@ -1,6 +1,6 @@
 //! Reads tables in JSON: a list of objects, one object per line, an object of objects, or an object with a caption for each path.
 
-use super::table::{Cell, Columns, Values, rows};
+use super::table::{Cell, Columns, Rows, Values, rows};
 use super::{ClipRow, SourceRequest, invalid, read_utf8};
 use crate::manifest::FORMAT;
 use camino::Utf8Path;
@@ -87,16 +87,16 @@ pub(super) fn read(
         // diffusion-pipe: {"a.mp4": ["a caption", "another one"]}.
         Value::Object(items) => {
             let columns = Columns { video: "file".into(), caption: "captions".into() };
-            let mut all = Vec::new();
+            let mut all = Rows::of(path);
             for (file, captions) in items {
                 if !captions.is_string() && !is_texts(&captions) {
                     return Err(bad(format!("the entry '{file}' is neither an object nor captions")));
                 }
                 let origin = format!("{name} entry {file}");
                 let pair = Map::from_iter([("file".to_owned(), file.into()), ("captions".to_owned(), captions)]);
-                all.extend(rows(root, &columns, &origin, &mut document.object(pair)));
+                all.add(rows(root, &columns, &origin, &mut document.object(pair)))?;
             }
-            Ok((columns, all))
+            Ok((columns, all.done()))
         }
         _ => Err(bad("it is neither a list nor an object".into())),
     }
@@ -114,8 +114,9 @@ fn of_objects(
         return Err(invalid(format!("{path} lists no videos"), "it has no entries", fix));
     }
     let columns = Columns::choose(path, &names, request)?;
-    let all = objects.iter_mut().flat_map(|(origin, object)| rows(root, &columns, origin, object)).collect();
-    Ok((columns, all))
+    let mut all = Rows::of(path);
+    objects.iter_mut().try_for_each(|(origin, object)| all.add(rows(root, &columns, origin, object)))?;
+    Ok((columns, all.done()))
 }
 
 struct Object {

@@ -1,6 +1,7 @@
 //! Two text files with the same number of lines: `prompts.txt` and `videos.txt`.
 
 use super::paths::{Located, locate_bytes};
+use super::table::Rows;
 use super::text::caption;
 use super::{ClipRow, invalid, read_utf8};
 use camino::Utf8Path;
@@ -42,5 +43,8 @@ pub(super) fn read(folder: &Utf8Path, root: &Utf8Path, captions: &str, videos: &
         let origin = format!("{captions} line {}", number + 1);
         ClipRow { name, path, excluded, caption: caption(text), origin, ..ClipRow::default() }
     };
-    Ok(captions_of.into_iter().zip(videos_of).enumerate().map(row).collect())
+    let path = folder.join(captions);
+    let mut all = Rows::of(&path);
+    all.add(captions_of.into_iter().zip(videos_of).enumerate().map(row))?;
+    Ok(all.done())
 }

@@ -130,7 +130,7 @@ fn invalid(what: impl Into<String>, why: impl Into<String>, fix: impl Into<Strin
 
 /// Reads the bytes of a file of the user as UTF-8. Single captions may have bytes that are not.
 fn read_utf8(path: &camino::Utf8Path) -> Result<Vec<u8>, Failure> {
-    let bytes = std::fs::read(path).map_err(|error| unreadable(path, error))?;
+    let bytes = text_file::read_named(path, table::MAX_BYTES).map_err(|error| unreadable(path, error))?;
     Ok(text_file::utf8(bytes).map_err(|not| rundir::Error::not_text(path, not))?)
 }
 

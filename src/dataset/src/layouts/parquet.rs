@@ -1,13 +1,14 @@
 //! Reads tables in Parquet, as pandas, Hugging Face's datasets and Open-Sora write them.
 
-use super::table::{Cell, Columns, Values, rows};
+use super::table::{Cell, Columns, Rows, Values, rows};
 use super::{ClipRow, SourceRequest, invalid, unreadable};
 use camino::Utf8Path;
+use parquet::file::metadata::{ParquetMetaData, RowGroupMetaData};
 use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::record::Field;
-use rundir::Failure;
+use parquet::schema::types::{ColumnPath, Type};
+use rundir::{Failure, open_regular};
 use std::collections::BTreeMap;
-use std::fs::File;
 
 /// Reads the rows of a table.
 pub(super) fn read(
@@ -15,7 +16,7 @@ pub(super) fn read(
     root: &Utf8Path,
     request: &SourceRequest,
 ) -> Result<(Columns, Vec<ClipRow>), Failure> {
-    let file = File::open(path).map_err(|error| unreadable(path, error))?;
+    let file = open_regular(path).map_err(|error| unreadable(path, error))?;
     let bad = |error: parquet::errors::ParquetError| {
         let fix = "write it with Snappy compression: table.to_parquet(path, compression=\"snappy\"), or as CSV";
         invalid(format!("cannot read {path}"), error.to_string(), fix)
@@ -25,12 +26,31 @@ pub(super) fn read(
     let names: Vec<String> = schema.get_fields().iter().map(|field| field.name().to_owned()).collect();
     let columns = Columns::choose(path, &names, request)?;
     let name = path.file_name().unwrap_or_default();
-    let mut all = Vec::new();
-    for (at, row) in file.get_row_iter(None).map_err(bad)?.enumerate() {
+    let mut all = Rows::of(path);
+    all.check(stated_rows(file.metadata(), &columns), 0)?;
+    // Other columns may have the bytes of the videos.
+    let read =
+        schema.get_fields().iter().filter(|field| columns.all().any(|name| name == field.name())).cloned().collect();
+    let read = Type::group_type_builder(schema.name()).with_fields(read).build().map_err(bad)?;
+    // Decodes one group of rows at a time.
+    for (at, row) in file.get_row_iter(Some(read)).map_err(bad)?.enumerate() {
         let mut values = Record(row.map_err(bad)?.into_columns().into_iter().collect());
-        all.extend(rows(root, &columns, &format!("{name} row {}", at + 1), &mut values));
+        all.add(rows(root, &columns, &format!("{name} row {}", at + 1), &mut values))?;
     }
-    Ok((columns, all))
+    Ok((columns, all.done()))
+}
+
+/// Returns the number of rows, or of values of a column that is read if that is larger: a list in one row may have any number of values.
+fn stated_rows(metadata: &ParquetMetaData, columns: &Columns) -> u64 {
+    let groups = metadata.row_groups().iter();
+    let most = |group: &RowGroupMetaData| {
+        let is_read =
+            |path: &ColumnPath| columns.all().any(|name| path.parts().first().is_some_and(|root| root == name));
+        let values =
+            group.columns().iter().filter(|column| is_read(column.column_path())).map(|column| column.num_values());
+        values.chain([group.num_rows()]).map(|number| u64::try_from(number).unwrap_or(u64::MAX)).max().unwrap_or(0)
+    };
+    groups.map(most).fold(0, u64::saturating_add)
 }
 
 struct Record(BTreeMap<String, Field>);
@@ -64,5 +84,18 @@ fn cell(field: Field) -> Cell {
             Cell::Texts(texts.collect())
         }
         other => Cell::Text(other.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rows_of_a_table_are_counted_from_its_metadata() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/videos/metadata.parquet");
+        let file = SerializedFileReader::new(open_regular(path).unwrap()).unwrap();
+        let columns = Columns { video: "path".into(), caption: "caption".into() };
+        assert_eq!(stated_rows(file.metadata(), &columns), 2);
     }
 }

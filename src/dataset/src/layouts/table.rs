@@ -31,8 +31,15 @@ const CAPTION_COLUMNS: [&str; 6] = ["caption", "text", "prompt", "captions", "pr
 const SEGMENT_COLUMNS: [&str; 2] = ["segments", "segment_captions"];
 /// The columns of ttt-video-dit that mark the captions at which a scene begins and ends, with the tokens that such captions get.
 const SCENE_COLUMNS: [&str; 2] = ["scene_start", "scene_end"];
+/// The columns with the size of the video: frames, height and width.
+const STATED_COLUMNS: [&str; 3] = ["num_frames", "height", "width"];
 /// The column of VideoX-Fun that distinguishes `video` from `image`.
 const KIND_COLUMN: &str = "type";
+
+/// The largest table or list that is read at once, and the largest size of the texts in its rows: 4 GiB.
+pub(super) const MAX_BYTES: u64 = 4 << 30;
+/// The maximum number of rows. Each takes a few hundred bytes of memory, and a compressed table of few bytes may have any number of rows.
+pub(super) const MAX_ROWS: u64 = 10_000_000;
 
 /// A value of a table.
 #[derive(Debug, Clone, PartialEq)]
@@ -158,6 +165,59 @@ fn no_column(path: &Utf8Path, names: &[String], why: &str, flag: &str, wanted: &
     invalid(format!("cannot read {path}"), format!("it has {why}; its columns are: {columns}"), guess)
 }
 
+impl Columns {
+    /// Returns the names of all columns that [`rows`] reads.
+    pub(super) fn all(&self) -> impl Iterator<Item = &str> {
+        [self.video.as_str(), &self.caption, KIND_COLUMN].into_iter().chain(STATED_COLUMNS).chain(SCENE_COLUMNS)
+    }
+}
+
+/// The rows of a table or a list, up to the limits on their number and size.
+pub(super) struct Rows<'a> {
+    path: &'a Utf8Path,
+    all: Vec<ClipRow>,
+    bytes: u64,
+}
+
+impl<'a> Rows<'a> {
+    /// Begins the rows of a table. `path` names it in errors.
+    pub(super) fn of(path: &'a Utf8Path) -> Self {
+        Self { path, all: Vec::new(), bytes: 0 }
+    }
+
+    /// Appends rows.
+    ///
+    /// # Errors
+    /// There are more than [`MAX_ROWS`], or their texts have more than [`MAX_BYTES`].
+    pub(super) fn add(&mut self, rows: impl IntoIterator<Item = ClipRow>) -> Result<(), Failure> {
+        for row in rows {
+            let caption = row.caption.as_ref().map_or(0, String::len);
+            let texts = [row.name.len(), row.path.as_str().len(), caption, row.origin.len()];
+            let segments = row.segments.iter().map(String::len);
+            self.bytes += texts.into_iter().chain(segments).sum::<usize>() as u64;
+            self.all.push(row);
+            self.check(self.all.len() as u64, self.bytes)?;
+        }
+        Ok(())
+    }
+
+    /// Checks the numbers of a table that states them.
+    pub(super) fn check(&self, rows: u64, bytes: u64) -> Result<(), Failure> {
+        let limit = match () {
+            () if rows > MAX_ROWS => format!("it has more than {} rows", units::grouped(MAX_ROWS)),
+            () if bytes > MAX_BYTES => format!("the texts of its rows have more than {}", units::size(MAX_BYTES)),
+            () => return Ok(()),
+        };
+        let why = format!("{limit}, which is the limit");
+        Err(invalid(format!("cannot read {}", self.path), why, "split it into several tables, and check each of them"))
+    }
+
+    /// Returns the rows.
+    pub(super) fn done(self) -> Vec<ClipRow> {
+        self.all
+    }
+}
+
 /// The values of a row by column name.
 pub(super) trait Values {
     /// Takes the value of a column out of the row; [`Cell::Null`] if there is none.
@@ -176,7 +236,8 @@ pub(super) fn rows(root: &Utf8Path, columns: &Columns, origin: &str, values: &mu
         excluded = Some(ExclusionReason::NotAVideo { what });
     }
     let mut count = |column| values.take(column).as_count();
-    let stated = Stated { frames: count("num_frames"), height: count("height"), width: count("width") };
+    let [frames, height, width] = STATED_COLUMNS.map(&mut count);
+    let stated = Stated { frames, height, width };
     let mut captions = values.take(&columns.caption).captions();
     let is_segments = SEGMENT_COLUMNS.iter().any(|known| columns.caption.eq_ignore_ascii_case(known));
     if let Err(why) = mark_scenes(&mut captions, SCENE_COLUMNS.map(|column| values.take(column))) {
@@ -221,5 +282,28 @@ fn of_segments(captions: Vec<Caption>) -> (Vec<Caption>, Vec<String>) {
     match captions.into_iter().collect::<Result<Vec<_>, _>>() {
         Ok(segments) => (vec![Ok(segments.join("\n"))], segments),
         Err(fault) => (vec![Err(fault)], Vec::new()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_has_a_limited_number_of_rows_and_a_limited_size() {
+        let table = Rows::of("videos/metadata.parquet".into());
+        table.check(MAX_ROWS, MAX_BYTES).unwrap();
+        for (rows, bytes) in [(MAX_ROWS + 1, 0), (1, MAX_BYTES + 1), (u64::MAX, u64::MAX)] {
+            let failure = table.check(rows, bytes).unwrap_err();
+            assert!(failure.what.contains("metadata.parquet") && failure.why.contains("limit"), "{failure}");
+        }
+    }
+
+    #[test]
+    fn the_texts_of_all_rows_are_counted() {
+        let mut table = Rows::of("metadata.csv".into());
+        let row = ClipRow { name: "a".into(), path: "/a".into(), caption: Ok("four".into()), ..ClipRow::default() };
+        table.add([row.clone(), row]).unwrap();
+        assert_eq!((table.bytes, table.done().len()), (14, 2));
     }
 }
