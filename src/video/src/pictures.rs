@@ -1,12 +1,12 @@
 //! Single pictures: frames to PNG, and the picture that conditions a video.
 
-use std::io::{BufWriter, Write};
+use std::io::{BufReader, BufWriter, ErrorKind, Write};
 
 use camino::Utf8Path;
 use image::codecs::png::PngEncoder;
 use image::metadata::Orientation;
 use image::{DynamicImage, ExtendedColorType, ImageDecoder, ImageEncoder, ImageError, ImageReader};
-use rundir::{Error, ErrorCode, Failure};
+use rundir::{Error, ErrorCode, Failure, open_regular};
 
 use crate::colour::{Colour, Matrix};
 use crate::failures::{ClipError, ClipFault, check_file};
@@ -21,6 +21,9 @@ use crate::write::Part;
 const PICTURE_ENDINGS: [&str; 4] = ["png", "jpg", "jpeg", "webp"];
 /// The file name extensions of pictures that cannot be read.
 pub const OTHER_PICTURE_ENDINGS: [&str; 4] = ["bmp", "tif", "tiff", "avif"];
+/// The maximum number of pixels of a picture or a frame. The largest cameras have 150 megapixels. Each pixel takes up to 8 bytes while a
+/// picture is read, and every core may read one.
+const MAX_PIXELS: u64 = 160_000_000;
 /// [`Probe::container`] of a picture.
 pub(crate) const PICTURE: &str = "picture";
 
@@ -50,10 +53,11 @@ pub fn write_png(path: &Utf8Path, frames: &Frames, index: usize) -> Result<(), F
 /// The picture is turned as its EXIF data states. An alpha channel is dropped, as Pillow's `convert("RGB")` does.
 ///
 /// # Errors
-/// `NotFound` and other codes of the file system; `Malformed`, if the file is not a valid picture of these formats.
+/// `NotFound` and other codes of the file system; `Malformed`, if the file is not a valid picture of these formats; `InvalidDataset`, if it
+/// has too many pixels.
 pub fn read_image(path: &Utf8Path) -> Result<Frames, Failure> {
     let load = || -> Result<DynamicImage, ImageError> {
-        let mut decoder = ImageReader::open(path)?.with_guessed_format()?.into_decoder()?;
+        let mut decoder = decoder(path)?;
         let orientation = decoder.orientation()?;
         let mut picture = DynamicImage::from_decoder(decoder)?;
         picture.apply_orientation(orientation);
@@ -67,7 +71,7 @@ pub fn read_image(path: &Utf8Path) -> Result<Frames, Failure> {
 /// Returns the width and height of a PNG, JPEG or WebP, after the turn that its EXIF data states. Reads only the header.
 pub(crate) fn image_size(path: &Utf8Path) -> Result<(usize, usize), Failure> {
     let size = || -> Result<(u32, u32), ImageError> {
-        let mut decoder = ImageReader::open(path)?.with_guessed_format()?.into_decoder()?;
+        let mut decoder = decoder(path)?;
         let (width, height) = decoder.dimensions();
         Ok(match decoder.orientation()? {
             Orientation::Rotate90
@@ -79,6 +83,25 @@ pub(crate) fn image_size(path: &Utf8Path) -> Result<(usize, usize), Failure> {
     };
     let (width, height) = size().map_err(|error| failure("read", path, error))?;
     Ok((width as usize, height as usize))
+}
+
+/// Opens a picture and reads its header. A picture with too many pixels is an error, before memory is allocated for it.
+fn decoder(path: &Utf8Path) -> Result<impl ImageDecoder, ImageError> {
+    let reader = ImageReader::new(BufReader::new(open_regular(path)?)).with_guessed_format()?;
+    let decoder = reader.into_decoder()?;
+    let (width, height) = decoder.dimensions();
+    match too_large(width.into(), height.into()) {
+        Some(why) => Err(ImageError::IoError(std::io::Error::new(ErrorKind::InvalidData, why))),
+        None => Ok(decoder),
+    }
+}
+
+/// Returns why a picture of this size is not decoded, if it is too large.
+pub(crate) fn too_large(width: u64, height: u64) -> Option<String> {
+    width
+        .checked_mul(height)
+        .is_none_or(|pixels| pixels > MAX_PIXELS)
+        .then(|| format!("it has {width} × {height} pixels, and the limit is {} megapixels", MAX_PIXELS / 1_000_000))
 }
 
 /// Returns whether the extension of a file is that of a PNG, JPEG or WebP, which is read as a video of one frame.
@@ -96,6 +119,7 @@ pub(crate) fn has_ending(path: &Utf8Path, endings: &[&str]) -> bool {
 pub(crate) fn picture(path: &Utf8Path) -> Result<VideoFile, ClipError> {
     let bytes = check_file(path)?;
     let Frames { width, height, .. } = read_image(path).map_err(|failure| match failure.code {
+        ErrorCode::InvalidDataset => ClipError { fault: ClipFault::Unsupported, failure },
         ErrorCode::Malformed => damaged_picture(path, failure.why),
         _ => failure.into(),
     })?;
@@ -168,9 +192,13 @@ pub(crate) fn fitted(frame: &Frames, picture: &Picture) -> Vec<u8> {
 
 fn failure(action: &'static str, path: &Utf8Path, error: ImageError) -> Failure {
     match error {
-        ImageError::IoError(error) if error.kind() != std::io::ErrorKind::UnexpectedEof => {
-            Error::io(action, path, error).into()
-        }
+        ImageError::IoError(error) if error.kind() == ErrorKind::InvalidData => Failure::new(
+            ErrorCode::InvalidDataset,
+            format!("cannot {action} {path}"),
+            error.to_string(),
+            "scale the picture down",
+        ),
+        ImageError::IoError(error) if error.kind() != ErrorKind::UnexpectedEof => Error::io(action, path, error).into(),
         error => {
             let fix = "give a PNG, JPEG or WebP; `ffmpeg -i IN OUT.png` converts other formats";
             Failure::new(ErrorCode::Malformed, format!("cannot {action} {path}"), error.to_string(), fix)
@@ -208,6 +236,35 @@ mod tests {
         std::fs::write(&path, "no picture").unwrap();
         let error = programs.examine(&path).unwrap_err();
         assert_eq!((error.fault, error.failure.code), (ClipFault::Damaged, ErrorCode::Malformed));
+    }
+
+    /// Changes the size in the header of a PNG.
+    fn resized(path: &Utf8Path, width: u32, height: u32) {
+        let mut bytes = std::fs::read(path).unwrap();
+        bytes[16..20].copy_from_slice(&width.to_be_bytes());
+        bytes[20..24].copy_from_slice(&height.to_be_bytes());
+        let bit = |sum: u32| if sum & 1 == 1 { sum >> 1 ^ 0xedb8_8320 } else { sum >> 1 };
+        let sum =
+            bytes[12..29].iter().fold(u32::MAX, |sum, byte| (0..8).fold(sum ^ u32::from(*byte), |sum, _| bit(sum)));
+        bytes[29..33].copy_from_slice(&(!sum).to_be_bytes());
+        std::fs::write(path, bytes).unwrap();
+    }
+
+    #[test]
+    fn a_picture_of_too_many_pixels_is_refused_before_it_is_decoded() {
+        let (_keep, folder) = folder();
+        let path = folder.join("a.png");
+        write_png(&path, &Frames { width: 2, height: 1, count: 1, rgb: vec![0; 6] }, 0).unwrap();
+        resized(&path, 2, 1);
+        assert_eq!(read_image(&path).unwrap().width, 2, "the checksum is right");
+        resized(&path, 30_000, 30_000);
+        let error = picture(&path).unwrap_err();
+        assert_eq!((error.fault, error.failure.code), (ClipFault::Unsupported, ErrorCode::InvalidDataset));
+        for failure in [error.failure, read_image(&path).unwrap_err(), image_size(&path).unwrap_err()] {
+            assert!(failure.why.contains("30000 × 30000 pixels") && failure.what.contains("a.png"), "{failure}");
+        }
+        assert_eq!(too_large(16_000, 10_000), None);
+        assert!(too_large(16_000, 10_001).is_some() && too_large(u64::MAX, 2).is_some());
     }
 
     #[test]
