@@ -10,6 +10,7 @@ use crate::colour;
 use crate::failures::{self, ClipFault, Complaints, about, damaged, unusable};
 use crate::frames::Frames;
 use crate::geometry::{Fit, Picture};
+use crate::input;
 use crate::pictures::decode_picture;
 use crate::programs::Programs;
 use crate::source::{APART, FRAME_KEY, VideoFile, frame_filters, frame_pts};
@@ -79,7 +80,7 @@ impl Programs {
     fn attempt(&self, source: &VideoFile, plan: &Plan, seek: Option<f64>) -> Result<Vec<u8>, Failure> {
         let path = &source.path;
         let mut command = self.ffmpeg_command();
-        command.args(["-xerror", "-protocol_whitelist", "file", "-err_detect", "explode"]);
+        command.args(["-xerror", "-err_detect", "explode"]);
         self.limit_threads(&mut command);
         // Keep the time stamps of the file.
         command.arg("-copyts");
@@ -87,7 +88,7 @@ impl Programs {
             let microseconds = (seconds * 1e6).ceil() / 1e6;
             command.args(["-noaccurate_seek", "-seek_timestamp", "1", "-ss", &format!("{microseconds:.6}")]);
         }
-        command.arg("-i").arg(format!("file:{path}"));
+        input::add(&mut command, path);
         command.args(["-map", &format!("0:{}", source.probe.stream), "-vf", &plan.filters]);
         command.args(self.passthrough()?).args(["-frames:v", &plan.indices.len().to_string()]);
         command.args(["-f", "rawvideo", "-pix_fmt", "rgb24", "pipe:1"]);

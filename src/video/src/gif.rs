@@ -4,7 +4,8 @@ use camino::Utf8Path;
 use rundir::{ErrorCode, Failure};
 
 use crate::child::{self, Run};
-use crate::failures::{self, Complaints};
+use crate::failures::{self, Complaints, check_file};
+use crate::input;
 use crate::programs::Programs;
 
 /// Frames per second of the GIF. Browsers play GIFs of more than 50 frames per second too slowly.
@@ -27,18 +28,17 @@ impl Programs {
     /// Converts a video to an animated GIF of 8 frames per second, at most `max_width` pixels wide, that repeats forever.
     ///
     /// # Errors
-    /// `ProgramMissing`; `NoAnswer`; `CommandFailed` if ffmpeg cannot read the file or the GIF is larger than 32 MiB.
+    /// The file is missing, empty or not a regular file; `ProgramMissing`; `NoAnswer`; `CommandFailed` if ffmpeg cannot read the file or the GIF is larger than 32 MiB.
     pub fn gif(&self, video: &Utf8Path, max_width: u32) -> Result<Gif, Failure> {
+        check_file(video)?;
         let mut command = self.ffmpeg_command();
         self.limit_threads(&mut command);
         // `palettegen` computes the best 256 colours for this video.
         let filter = format!(
             "fps={FPS},scale='min({max_width},iw)':-2:flags=lanczos,split[a][b];[a]palettegen[p];[b][p]paletteuse"
         );
-        command
-            .arg("-i")
-            .arg(format!("file:{video}"))
-            .args(["-an", "-vf", &filter, "-loop", "0", "-f", "gif", "pipe:1"]);
+        input::add(&mut command, video);
+        command.args(["-an", "-vf", &filter, "-loop", "0", "-f", "gif", "pipe:1"]);
         let run = Run { limit: self.silent_limit, cancel: &self.cancel, max_bytes: MAX_BYTES, capacity: 0 };
         let mut complaints = Complaints::default();
         let done = child::run(command, &run, None, &mut |line| complaints.add(line))

@@ -13,6 +13,7 @@
 //! * Colours are converted by the file's tags; without tags by BT.709 if the video has 720 lines or more, else by BT.601.
 //! * HDR (PQ and HLG) is tone-mapped to BT.709, or refused if this ffmpeg cannot do it.
 //! * A folder of pictures is a clip with a frame per picture, in the order of the numbers in their names. It has no rate of its own.
+//! * A video is one file: playlists, lists and patterns that refer to other files are refused.
 //! * A file is suspect if ffprobe or ffmpeg logs an error about it. A suspect file is a failure, never silently used.
 
 mod cancel;
@@ -25,6 +26,7 @@ mod frame_folder;
 mod frames;
 mod geometry;
 mod gif;
+mod input;
 mod install;
 mod pictures;
 mod pool;

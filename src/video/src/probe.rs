@@ -9,7 +9,8 @@ use crate::child::{self, Run};
 use crate::colour::{Colour, Hdr, Matrix};
 use crate::failures::{self, ClipError, ClipFault, Complaints, about, check_file, damaged, not_run, unusable};
 use crate::frame_folder::FRAMES;
-use crate::pictures::PICTURE;
+use crate::input;
+use crate::pictures::{PICTURE, too_large};
 use crate::programs::Programs;
 
 /// The maximum number of bytes of JSON output. 64 MiB hold about a million packets.
@@ -124,9 +125,8 @@ impl Asked {
     pub fn run(programs: &Programs, path: &Utf8Path, what: &[&str]) -> Result<Self, ClipError> {
         let bytes = check_file(path)?;
         let mut command = programs.ffprobe_command();
-        // Do not follow network addresses in playlists and references; local files are allowed.
-        command.args(["-protocol_whitelist", "file"]).args(what).args(["-of", "json=compact=1"]);
-        command.arg("-i").arg(format!("file:{path}"));
+        command.args(what).args(["-of", "json=compact=1"]);
+        input::add(&mut command, path);
         let run = Run { limit: programs.silent_limit, cancel: &programs.cancel, max_bytes: MAX_JSON, capacity: 0 };
         let mut complaints = Complaints::default();
         let done = child::run(command, &run, None, &mut |line| complaints.add(line))
@@ -135,6 +135,9 @@ impl Asked {
             return Err(failure.into());
         }
         if !done.status.success() {
+            if let Some(refused) = input::refused(path, &complaints.lines) {
+                return Err(refused);
+            }
             return Err(damaged(path, format!("ffprobe cannot read it: {}", complaints.shown())));
         }
         let json = serde_json::from_slice(&done.bytes)
@@ -172,6 +175,9 @@ pub(crate) fn read(path: &Utf8Path, bytes: u64, json: &Value, complaints: Compla
     let (Some(stored_width), Some(stored_height)) = (size("width"), size("height")) else {
         return Err(damaged(path, format!("the size of its frames is unknown. {}", complaints.shown())));
     };
+    if let Some(why) = too_large(stored_width as u64, stored_height as u64) {
+        return Err(unusable(path, ClipFault::Unsupported, why, "scale it down and re-encode it"));
+    }
     let pixel_format = text("pix_fmt").to_owned();
     if pixel_format.is_empty() {
         if complaints.count > 0 {
@@ -204,6 +210,9 @@ pub(crate) fn read(path: &Utf8Path, bytes: u64, json: &Value, complaints: Compla
         return Err(unusable(path, ClipFault::Unsupported, "its colours are those of Dolby Vision profile 5", fix));
     }
     let (width, height) = shown_size(stored_width, stored_height, rotation, sample_aspect);
+    if let Some(why) = too_large(width as u64, height as u64) {
+        return Err(unusable(path, ClipFault::Unsupported, why, "correct the shape of its pixels, or re-encode it"));
+    }
     let number = |value: &Value| value.as_str().and_then(|text| text.parse::<f64>().ok()).filter(|n| n.is_finite());
     let fps = [text("avg_frame_rate"), text("r_frame_rate")].into_iter().filter_map(|text| ratio(text, '/'));
     let fps = fps.filter(|r| r[0] > 0 && r[1] > 0).map(|r| f64::from(r[0]) / f64::from(r[1])).next();
@@ -319,6 +328,19 @@ mod tests {
         let old = probed(&[stream(&json!({ "tags": { "rotate": "270" } }))]).unwrap();
         assert_eq!((old.width, old.height, old.rotation), (480, 640, 270));
         assert!(probed(&[stream(&json!({ "side_data_list": [{ "rotation": 30 }] }))]).is_err());
+    }
+
+    #[test]
+    fn frames_of_too_many_pixels_are_refused_as_stored_and_as_shown() {
+        for large in [
+            json!({ "width": 30_000, "height": 30_000 }),
+            json!({ "width": u64::MAX, "height": u64::MAX }),
+            json!({ "sample_aspect_ratio": "4000000000:1" }),
+        ] {
+            let failure = probed(&[stream(&large)]).unwrap_err();
+            assert_eq!(failure.code, rundir::ErrorCode::InvalidDataset);
+            assert!(failure.why.contains("megapixels"), "{failure}");
+        }
     }
 
     #[test]

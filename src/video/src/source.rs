@@ -10,6 +10,7 @@ use serde_json::Value;
 use crate::child::{self, Run};
 use crate::failures::{self, ClipError, Complaints, about, damaged, not_run};
 use crate::frame_folder;
+use crate::input;
 use crate::pictures::{is_picture, picture};
 use crate::probe::{self, Asked, Probe};
 use crate::programs::Programs;
@@ -156,9 +157,10 @@ impl Programs {
         expected: &mut dyn FnMut(&str) -> bool,
     ) -> Result<(), ClipError> {
         let mut command = self.ffmpeg_command();
-        command.args(["-xerror", "-protocol_whitelist", "file", "-err_detect", "explode"]);
+        command.args(["-xerror", "-err_detect", "explode"]);
         self.limit_threads(&mut command);
-        command.args(["-copyts", "-i"]).arg(format!("file:{path}"));
+        command.arg("-copyts");
+        input::add(&mut command, path);
         command.args(["-map", &format!("0:{}", probe.stream), "-vf"]).arg(format!("{filters},{APART}"));
         command.args(self.passthrough()?).args(["-f", "null", "-"]);
         let mut complaints = Complaints::default();
@@ -184,6 +186,10 @@ impl Programs {
         }
         if complaints.count == 0 && status.success() {
             return Ok(());
+        }
+        // The file was replaced after it was probed.
+        if let Some(refused) = input::refused(path, &complaints.lines) {
+            return Err(refused);
         }
         let shown = if complaints.count == 0 { status.to_string() } else { complaints.shown() };
         Err(damaged(path, format!("ffmpeg: {shown}")))

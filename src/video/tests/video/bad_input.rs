@@ -4,7 +4,7 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use rundir::{ErrorCode, Failure};
-use video::{Frames, Picture, Programs};
+use video::{ClipFault, Frames, Picture, Programs};
 
 use crate::clips::{
     changed, clip, converted, encoded, file, folder, numbered, program, programs, with_ffmpeg, with_hanging_ffmpeg,
@@ -210,6 +210,60 @@ fn an_ffmpeg_that_writes_too_much_or_too_little_is_an_error() {
     let failure = used_with(&loud, &path).unwrap_err();
     assert_eq!(failure.code, ErrorCode::Malformed);
     assert!(failure.why.len() < 20_000, "an error of {} bytes", failure.why.len());
+}
+
+#[test]
+fn a_playlist_and_a_list_of_videos_are_refused_and_the_videos_are_not_read() {
+    let keep = tempfile::tempdir().unwrap();
+    let folder = camino::Utf8Path::from_path(keep.path()).unwrap();
+    fs::create_dir(folder.join("data")).unwrap();
+    let video = converted("v.ts", &["-f", "lavfi", "-i", "testsrc2=s=128x96:r=25:d=1", "-c:v", "mpeg2video"]);
+    fs::copy(&video, folder.join("v.ts")).unwrap();
+    assert_eq!(used(&folder.join("v.ts")).unwrap().count, 25);
+    let hls = |path: &str| format!("#EXTM3U\n#EXT-X-TARGETDURATION:10\n#EXTINF:1,\n{path}\n#EXT-X-ENDLIST\n");
+    for (name, text) in [
+        ("relative.mp4", hls("../v.ts")),
+        ("absolute.mkv", hls(folder.join("v.ts").as_str())),
+        ("hls.m3u8", hls("../v.ts")),
+        ("concat.mp4", format!("ffconcat version 1.0\nfile {}\n", folder.join("v.ts"))),
+        ("dash.mp4", "<?xml version=\"1.0\"?>\n<MPD type=\"static\"></MPD>\n".into()),
+    ] {
+        let path = folder.join("data").join(name);
+        fs::write(&path, text).unwrap();
+        let error = programs().examine(&path).unwrap_err();
+        assert_eq!((error.fault, error.failure.code), (ClipFault::NotAVideo, ErrorCode::InvalidDataset), "{name}");
+        assert!(error.failure.why.contains("refers to other files"), "{}", error.failure);
+        assert!(programs().gif(&path, 64).is_err(), "{name}");
+    }
+}
+
+#[test]
+fn a_file_that_becomes_a_playlist_after_it_was_probed_is_not_decoded() {
+    let keep = tempfile::tempdir().unwrap();
+    let folder = camino::Utf8Path::from_path(keep.path()).unwrap();
+    let (path, other) = (folder.join("a.mp4"), folder.join("v.ts"));
+    fs::copy(clip("numbered.mp4", 60, &[]), &path).unwrap();
+    fs::copy(converted("v.ts", &["-f", "lavfi", "-i", "testsrc2=s=128x96:r=25:d=1", "-c:v", "mpeg2video"]), &other)
+        .unwrap();
+    let source = programs().open(&path).unwrap();
+    fs::write(&path, format!("#EXTM3U\n#EXT-X-TARGETDURATION:10\n#EXTINF:1,\n{other}\n#EXT-X-ENDLIST\n")).unwrap();
+    let failure = programs().decode(&source, &source.times(), &Picture::new(32, 16)).unwrap_err();
+    assert!(failure.why.contains("playlist"), "{failure}");
+    assert!(programs().scan(&source).is_err());
+}
+
+#[test]
+fn pipes_are_no_videos_and_no_pictures() {
+    let keep = tempfile::tempdir().unwrap();
+    let folder = camino::Utf8Path::from_path(keep.path()).unwrap();
+    for name in ["a.mp4", "a.png"] {
+        let path = folder.join(name);
+        assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+        assert_eq!(programs().examine(&path).unwrap_err().fault, ClipFault::NotAVideo, "{name}");
+    }
+    // The only frame of a folder of frames.
+    let error = programs().examine(folder).unwrap_err();
+    assert!(error.failure.why.contains("it is a pipe"), "{}", error.failure);
 }
 
 #[test]
