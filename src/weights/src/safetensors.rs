@@ -3,13 +3,14 @@
 //! Layout: eight bytes with the header's length, the header as JSON, the data. The format allows no gaps and no overlaps.
 //! Source: <https://github.com/huggingface/safetensors>, section "Format".
 
+use crate::tensor_spans::elements;
 use crate::{Dtype, lfs};
 use camino::{Utf8Path, Utf8PathBuf};
-use rundir::{ErrorCode, Failure};
+use rundir::{ErrorCode, Failure, open_regular};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io;
+use std::io::{self, ErrorKind};
 use std::os::unix::fs::FileExt;
 
 /// The longest header that the format allows, in bytes. A longer one is invalid and is not allocated.
@@ -218,12 +219,11 @@ impl Header {
         let malformed = |why: String| Error::Malformed { path: path.to_owned(), why };
         let truncated = |found, wanted| Error::Truncated { path: path.to_owned(), found, wanted };
 
-        let file = File::open(path).map_err(io)?;
-        let meta = file.metadata().map_err(io)?;
-        if !meta.is_file() {
-            return Err(malformed("it is not a file".into()));
-        }
-        let bytes = meta.len();
+        let file = open_regular(path).map_err(|error| match error.kind() {
+            ErrorKind::IsADirectory | ErrorKind::InvalidInput => malformed("it is not a file".into()),
+            _ => io(error),
+        })?;
+        let bytes = file.metadata().map_err(io)?.len();
         if bytes < 8 {
             return Err(truncated(bytes, 8));
         }
@@ -301,7 +301,7 @@ impl Header {
     pub fn read_tensor(&self, name: &str) -> Result<Vec<u8>, Error> {
         let info = self.tensor(name)?;
         let mut out = vec![0; usize::try_from(info.end - info.begin).expect("tensors fit in the address space")];
-        let file = File::open(&self.path).map_err(|source| Error::Io { path: self.path.clone(), source })?;
+        let file = open_regular(&self.path).map_err(|source| Error::Io { path: self.path.clone(), source })?;
         read_range(&file, &self.path, info, 0, info.elements(), &mut out)?;
         Ok(out)
     }
@@ -346,7 +346,7 @@ fn check_tensor(raw: serde_json::Value, data_start: u64) -> Result<TensorInfo, S
 fn check_raw(raw: &RawTensor, data_start: u64) -> Result<TensorInfo, String> {
     let dtype = Dtype::parse(&raw.dtype).ok_or_else(|| format!("its element type '{}' is unknown", raw.dtype))?;
     let [begin, end] = raw.data_offsets;
-    let size = raw.shape.iter().try_fold(dtype.size() as u64, |n, d| n.checked_mul(*d));
+    let size = elements(&raw.shape).map(|elements| elements * dtype.size() as u64);
     let size = size.ok_or_else(|| format!("its shape {:?} overflows", raw.shape))?;
     if begin > end || end - begin != size {
         return Err(format!(

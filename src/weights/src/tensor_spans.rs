@@ -2,6 +2,7 @@
 
 use crate::{Dtype, Error, Header};
 use camino::Utf8Path;
+use rundir::open_regular;
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -65,6 +66,14 @@ impl StoredTensor {
     }
 }
 
+/// Returns the number of elements of a shape; `None` if a product of its axes overflows, which an axis of length 0 does not hide.
+pub(crate) fn elements(shape: &[u64]) -> Option<u64> {
+    let largest = shape.iter().try_fold(1u64, |n, d| n.checked_mul((*d).max(1)))?;
+    // Callers multiply with the size of an element.
+    largest.checked_mul(8)?;
+    Some(if shape.contains(&0) { 0 } else { largest })
+}
+
 /// Returns the tensors of a safetensors file.
 pub fn tensors_of_header(header: &Header) -> Tensors {
     let file: Arc<Utf8Path> = Arc::from(header.path.as_path());
@@ -93,7 +102,7 @@ impl Files {
             if self.open.len() >= OPEN {
                 self.open.clear();
             }
-            self.open.insert(path.clone(), File::open(path.as_std_path()).map_err(io)?);
+            self.open.insert(path.clone(), open_regular(path.as_std_path()).map_err(io)?);
         }
         self.open[path].read_exact_at(out, at).map_err(io)
     }
@@ -119,6 +128,15 @@ impl Files {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_axis_of_length_0_does_not_hide_that_a_shape_overflows() {
+        assert_eq!((elements(&[]), elements(&[2, 3]), elements(&[2, 0])), (Some(1), Some(6), Some(0)));
+        assert_eq!(
+            (elements(&[0, 1 << 32, 1 << 32]), elements(&[1 << 61]), elements(&[u64::MAX, 2])),
+            (None, None, None)
+        );
+    }
 
     #[test]
     fn a_cut_takes_the_parts_of_the_spans_that_it_covers() {

@@ -2,11 +2,10 @@
 
 use crate::archive::Archive;
 use crate::pickle::{At, Node, Pickle};
-use crate::tensor_spans::{Files, Span, StoredTensor, Tensors};
+use crate::tensor_spans::{Files, Span, StoredTensor, Tensors, elements};
 use crate::{Dtype, lfs};
 use camino::Utf8Path;
-use rundir::{ErrorCode, Failure};
-use std::fs;
+use rundir::{ErrorCode, Failure, open_regular};
 use std::io::Read;
 use std::sync::Arc;
 
@@ -23,6 +22,10 @@ const INSIDE: [&str; 4] = ["state_dict", "model", "module", "ema"];
 
 /// The maximum number of contiguous runs of a tensor. A permuted video latent has one run per frame and channel, which is far fewer.
 const MAX_RUNS: u64 = 1 << 16;
+
+/// The maximum number of contiguous runs of all tensors of a file: they take 128 MiB. A file of kilobytes can have thousands of tensors that
+/// repeat one number 65 536 times.
+const MAX_FILE_RUNS: usize = 1 << 22;
 
 /// The classes of storages, and the types of their elements.
 const STORAGES: [(&str, Dtype); 10] = [
@@ -50,8 +53,9 @@ pub fn open_torch_file(path: &Utf8Path) -> Result<Tensors, Failure> {
     let missing = |e: std::io::Error| {
         Failure::new(ErrorCode::of_io(&e), format!("cannot read {path}"), e.to_string(), "check the path")
     };
-    let len = fs::metadata(path).map_err(missing)?.len();
-    if fs::File::open(path).is_ok_and(|file| lfs::is_pointer(&file)) {
+    let opened = open_regular(path).map_err(missing)?;
+    let len = opened.metadata().map_err(missing)?.len();
+    if lfs::is_pointer(&opened) {
         return Err(lfs::failure(path));
     }
     let (mut files, file) = (Files::default(), Arc::<Utf8Path>::from(path));
@@ -61,10 +65,20 @@ pub fn open_torch_file(path: &Utf8Path) -> Result<Tensors, Failure> {
     let (mut tensors, inside) = (Tensors::new(), |key: &&str| pickle.get(pickle.root, key));
     let dict =
         INSIDE.iter().find_map(|key| inside(key).filter(|at| pickle.pairs(*at).is_some())).unwrap_or(pickle.root);
+    let (mut runs, mut bytes) = (0, 0u64);
     for (key, value) in pickle.pairs(dict).ok_or_else(|| bad("it is not a state dict".into()))? {
         let (Some(name), Some(tensor)) = (pickle.text(*key), tensor(&pickle, *value)) else { continue };
         let stored = tensor.and_then(|tensor| tensor.stored(&archive, &file));
-        tensors.insert(name.to_owned(), stored.map_err(|why| bad(format!("tensor {name}: {why}")))?);
+        let stored = stored.map_err(|why| bad(format!("tensor {name}: {why}")))?;
+        runs += stored.spans.len();
+        // Views of a sparse file can have more bytes than a number holds.
+        bytes = bytes.checked_add(stored.bytes()).ok_or_else(|| bad("the size of its tensors overflows".into()))?;
+        if runs > MAX_FILE_RUNS {
+            return Err(bad(format!(
+                "its tensors have more than {MAX_FILE_RUNS} separate rows, which is the limit; save them with .contiguous()"
+            )));
+        }
+        tensors.insert(name.to_owned(), stored);
     }
     if tensors.is_empty() {
         return Err(bad("it holds no tensors".into()));
@@ -75,7 +89,7 @@ pub fn open_torch_file(path: &Utf8Path) -> Result<Tensors, Failure> {
 /// Returns whether a file begins with the signature of a `torch.save` archive.
 pub fn is_torch_file(path: &Utf8Path) -> bool {
     let mut head = [0; 4];
-    let read = fs::File::open(path).and_then(|mut file| file.read_exact(&mut head));
+    let read = open_regular(path).and_then(|mut file| file.read_exact(&mut head));
     read.is_ok() && head == *b"PK\x03\x04"
 }
 
@@ -145,7 +159,7 @@ fn described(pickle: &Pickle, args: &[At]) -> Option<Described> {
 impl Described {
     /// Finds the tensor in the archive.
     fn stored(&self, archive: &Archive, file: &Arc<Utf8Path>) -> Result<StoredTensor, String> {
-        let elements = self.shape.iter().try_fold(1u64, |n, d| n.checked_mul(*d)).ok_or("its shape overflows")?;
+        let elements = elements(&self.shape).ok_or("its shape overflows")?;
         let name = format!("data/{}", self.storage);
         let (at, bytes) = archive.place(&name).ok_or_else(|| format!("its storage {name} is missing"))?;
         let size = self.dtype.size() as u64;
@@ -178,7 +192,8 @@ impl Described {
     /// A view, such as a permuted tensor, is split along its outer axes.
     fn runs(&self, elements: u64) -> Result<Vec<(u64, u64)>, String> {
         if elements == 0 {
-            return Ok(vec![(self.first, 0)]);
+            // Its offset was not compared with the storage.
+            return Ok(vec![(0, 0)]);
         }
         let mut outer: Vec<(u64, u64)> = self.shape.iter().copied().zip(self.strides.iter().copied()).collect();
         let mut run = 1;

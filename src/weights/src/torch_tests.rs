@@ -108,6 +108,67 @@ fn a_file_that_uses_a_name_that_is_not_allowed_is_refused() {
     insta::assert_snapshot!([file, dcp].map(|failure| shown(&failure, &folder)).join("\n\n"));
 }
 
+/// Writes a zip archive of one folder, whose entries are not compressed, as `torch.save` does. Its checksums are 0.
+fn archive(path: &Utf8Path, entries: &[(&str, &[u8])]) {
+    let (mut bytes, mut directory) = (Vec::new(), Vec::new());
+    for (name, data) in entries {
+        let name = format!("a/{name}");
+        let size = (data.len() as u32).to_le_bytes();
+        // Version, flags, method, time, date, checksum; both sizes; the lengths of the name and the extra field.
+        let about = [&[0; 14][..], &size, &size, &(name.len() as u16).to_le_bytes(), &[0; 2]].concat();
+        let at = (bytes.len() as u32).to_le_bytes();
+        directory.extend([b"PK\x01\x02\0\0", &about[..], &[0; 10], &at, name.as_bytes()].concat());
+        bytes.extend([b"PK\x03\x04", &about[..], name.as_bytes(), data].concat());
+    }
+    let (count, size, at) = (entries.len() as u16, directory.len() as u32, bytes.len() as u32);
+    let counts = [count.to_le_bytes(), count.to_le_bytes()].concat();
+    let end = [b"PK\x05\x06\0\0\0\0", &counts[..], &size.to_le_bytes(), &at.to_le_bytes(), &[0; 2]].concat();
+    fs::write(path, [bytes, directory, end].concat()).unwrap();
+}
+
+/// Writes a state dict of views of one storage with one number.
+fn views(path: &Utf8Path, count: u32, first: u8, shape: &[u8], strides: &[u8]) {
+    let text = |text: &str| [&[0x8c, text.len() as u8], text.as_bytes()].concat();
+    let name = |module: &str, name: &str| format!("c{module}\n{name}\n").into_bytes();
+    let storage =
+        [b"(".to_vec(), text("storage"), name("torch", "FloatStorage"), text("0"), text("cpu"), b"K\x01tQ".into()];
+    let storage = storage.concat();
+    let mut pickle = b"\x80\x02}(".to_vec();
+    for number in 0..count {
+        let rest = [&[b'K', first][..], shape, strides, b"tR"].concat();
+        let tensor = [name("torch._utils", "_rebuild_tensor_v2"), b"(".into(), storage.clone(), rest].concat();
+        pickle.extend([text(&format!("t{number}")), tensor].concat());
+    }
+    pickle.extend(b"u.");
+    archive(path, &[("data.pkl", &pickle), ("data/0", &[0; 4])]);
+}
+
+#[test]
+fn a_file_whose_tensors_repeat_one_number_many_times_is_refused() {
+    let (_keep, folder) = temp();
+    let path = folder.join("views.pt");
+    // 65 535 times the same number: M is an integer of two bytes.
+    let (shape, strides) = (b"M\xff\xff\x85", b"K\x00\x85");
+    views(&path, 3, 0, shape, strides);
+    assert_eq!(crate::open_torch_file(&path).unwrap()["t2"].spans.len(), 65_535);
+    views(&path, 100, 0, shape, strides);
+    let failure = crate::open_torch_file(&path).unwrap_err();
+    assert_eq!(failure.code, ErrorCode::Malformed);
+    assert!(failure.what.contains("views.pt") && failure.why.contains("limit"), "{failure}");
+}
+
+#[test]
+fn an_empty_tensor_whose_offset_or_shape_overflows_is_read_as_empty_or_refused() {
+    let (_keep, folder) = temp();
+    let path = folder.join("empty.pt");
+    // Shapes (0) and (0, 2^62, 2^62), strides 1.
+    views(&path, 1, 255, b"K\x00\x85", b"K\x01\x85");
+    assert_eq!(crate::open_torch_file(&path).unwrap()["t0"].bytes(), 0);
+    let large = b"\x8a\x08\0\0\0\0\0\0\0\x40".as_slice();
+    views(&path, 1, 0, &[b"K\x00", large, large, b"\x87"].concat(), b"K\x01K\x01K\x01\x87");
+    assert!(crate::open_torch_file(&path).unwrap_err().why.contains("overflows"));
+}
+
 #[test]
 fn a_distributed_checkpoint_with_missing_or_misplaced_parts_is_refused() {
     let (_keep, folder) = temp();

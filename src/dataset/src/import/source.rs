@@ -266,9 +266,16 @@ fn without_batch(mut tensor: StoredTensor) -> Result<StoredTensor, Refused> {
     }
 }
 
+/// The maximum number of frames times channels of a latent. A latent of a minute has 4000.
+const MAX_PICTURES: usize = 1 << 16;
+
 /// Transposes `[C, T, H, W]` to `[T, C, H, W]`.
 fn frames_first(tensor: StoredTensor) -> Result<StoredTensor, Refused> {
     let [channels, frames, height, width] = tensor.shape[..] else { return Ok(tensor) };
+    if frames.saturating_mul(channels) > MAX_PICTURES {
+        let why = format!(" has {channels} channels of {frames} frames, and the limit is {MAX_PICTURES} in all");
+        return Err((why, "save the latent of each clip to its own file".into()));
+    }
     let picture = (height * width * tensor.dtype.size()) as u64;
     let pictures = (0..frames).flat_map(|frame| (0..channels).map(move |channel| (channel * frames + frame) as u64));
     let spans: Vec<Span> = pictures.flat_map(|at| tensor.cut(at * picture, picture)).collect();
