@@ -164,7 +164,7 @@ fn check_room(cache: &Cache, missing: &[&ListedFile]) -> Result<(), Failure> {
     let folder = cache.folder();
     create_parent(&folder)?;
     let Some(room) = free(&folder) else { return Ok(()) };
-    if needed == 0 || room >= needed + SPARE {
+    if needed == 0 || room >= needed.saturating_add(SPARE) {
         return Ok(());
     }
     Err(Failure::new(

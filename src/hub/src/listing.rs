@@ -88,6 +88,10 @@ impl Listing {
             Ok(ListedFile { path, size, expected })
         };
         let files = answer.siblings.into_iter().map(file).collect::<Result<Vec<_>, _>>()?;
+        // Callers add the sizes.
+        if files.iter().try_fold(0u64, |sum, file| sum.checked_add(file.size)).is_none() {
+            return Err(bad("the sum of the sizes of its files overflows".into()));
+        }
         Ok(Self { commit: answer.sha, files })
     }
 }
@@ -97,7 +101,7 @@ mod unit_tests {
     use super::*;
 
     #[test]
-    fn names_that_lead_out_of_the_folder_and_hashes_that_are_paths_are_refused() {
+    fn names_that_lead_out_of_the_folder_hashes_that_are_paths_and_sizes_that_cannot_be_are_refused() {
         let listing = |name: &str, id: &str| {
             let sha = "0".repeat(40);
             Listing::read(
@@ -112,6 +116,13 @@ mod unit_tests {
         {
             assert_eq!(listing(name, id).unwrap_err().code, ErrorCode::HubFailed, "{name} {id}");
         }
+        let sized = |size: u64| {
+            let (sha, id) = ("0".repeat(40), "a".repeat(40));
+            let file = |name: &str| format!(r#"{{"rfilename":"{name}","size":{size},"blobId":"{id}"}}"#);
+            Listing::read("a/b", &format!(r#"{{"sha":"{sha}","siblings":[{},{}]}}"#, file("x"), file("y")))
+        };
+        assert!(sized(1 << 62).is_ok());
+        assert_eq!(sized(1 << 63).unwrap_err().code, ErrorCode::HubFailed, "the sum overflows");
         assert!(Listing::read("a/b", r#"{"sha":"main","siblings":[]}"#).is_err());
         assert!(Listing::read("a/b", "<html>").is_err());
     }
