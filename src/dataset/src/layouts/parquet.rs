@@ -17,11 +17,19 @@ pub(super) fn read(
     request: &SourceRequest,
 ) -> Result<(Columns, Vec<ClipRow>), Failure> {
     let file = open_regular(path).map_err(|error| unreadable(path, error))?;
+    let size = file.metadata().map_err(|error| unreadable(path, error))?.len();
     let bad = |error: parquet::errors::ParquetError| {
         let fix = "write it with Snappy compression: table.to_parquet(path, compression=\"snappy\"), or as CSV";
         invalid(format!("cannot read {path}"), error.to_string(), fix)
     };
     let file = SerializedFileReader::new(file).map_err(bad)?;
+    if !is_inside(file.metadata(), size) {
+        return Err(invalid(
+            format!("cannot read {path}"),
+            "it is damaged: the place of a column is not in the file",
+            "copy it again",
+        ));
+    }
     let schema = file.metadata().file_metadata().schema();
     let names: Vec<String> = schema.get_fields().iter().map(|field| field.name().to_owned()).collect();
     let columns = Columns::choose(path, &names, request)?;
@@ -38,6 +46,17 @@ pub(super) fn read(
         all.add(rows(root, &columns, &format!("{name} row {}", at + 1), &mut values))?;
     }
     Ok((columns, all.done()))
+}
+
+/// Returns whether the metadata places all columns inside of a file of this size. The decoder panics otherwise.
+fn is_inside(metadata: &ParquetMetaData, size: u64) -> bool {
+    let mut columns = metadata.row_groups().iter().flat_map(RowGroupMetaData::columns);
+    columns.all(|column| {
+        let begin = column.dictionary_page_offset().unwrap_or(column.data_page_offset());
+        let begin = begin.min(column.data_page_offset());
+        let end = begin.checked_add(column.compressed_size()).and_then(|end| u64::try_from(end).ok());
+        begin >= 0 && column.compressed_size() >= 0 && end.is_some_and(|end| end <= size)
+    })
 }
 
 /// Returns the number of rows, or of values of a column that is read if that is larger: a list in one row may have any number of values.
@@ -90,6 +109,16 @@ fn cell(field: Field) -> Cell {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_table_whose_columns_are_not_in_the_file_is_refused() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/fuzz/parquet");
+        for entry in Utf8Path::new(folder).read_dir_utf8().unwrap() {
+            let entry = entry.unwrap();
+            let refused = read(entry.path(), Utf8Path::new(""), &SourceRequest::default()).unwrap_err();
+            assert!(refused.what.contains(entry.file_name()), "{refused}");
+        }
+    }
 
     #[test]
     fn the_rows_of_a_table_are_counted_from_its_metadata() {
