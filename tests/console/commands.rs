@@ -335,7 +335,7 @@ fn commands_print_plain_text_into_a_pipe_and_with_no_color_into_a_terminal() {
         &["check", "configs/small:short"],
         &["launch", "configs/small:short", "--dry-run"],
         &["inspect", "data/short.latent.safetensors"],
-        &["export", "latest", "--out", "curves.csv"],
+        &["export", "latest", "--out", "curves.csv", "--force"],
         &["status", "no-such-run"],
         &["--help"],
     ];

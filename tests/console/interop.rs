@@ -159,6 +159,9 @@ fn before<'a>(text: &'a str, end: &str) -> &'a str {
     text.split_once(end).map_or(text, |(before, _)| before)
 }
 
+/// The beginning of an MP4 file.
+const VIDEO: &[u8] = b"\0\0\0\x18ftypisom";
+
 /// Writes a run on two nodes with a sample. The first attempt failed on ml-2, the second finished with a newer driver.
 fn write_run(site: &TestSite) -> RunDir {
     let (run, names) = (fixtures::run(), ["ml-1", "ml-2"]);
@@ -207,7 +210,7 @@ fn write_run(site: &TestSite) -> RunDir {
     let signal = EventKind::SignalReceived { signal: 15 };
     events.append(&Event::new(1100.0, 1, None, signal).by_node(nodes[1].clone())).unwrap();
     fs::create_dir_all(dir.samples_of(20)).unwrap();
-    fs::write(dir.sample_video(20, 0), "video").unwrap();
+    fs::write(dir.sample_video(20, 0), VIDEO).unwrap();
     fixtures::sample(20, 0).write(&dir.sample_video(20, 0).with_extension("json")).unwrap();
     dir
 }
@@ -226,7 +229,7 @@ fn a_report_has_the_attempts_the_failure_the_events_the_sample_and_the_nodes() {
     assert!(!of(2, 5).contains("ml-"), "{}", of(2, 5));
     let recorded_by: Vec<_> = tables(&page, "Events")[0].iter().map(|row| row[2].clone()).collect();
     assert_eq!(recorded_by, ["rank 0", "ml-2", "rank 0"]);
-    assert_eq!((page.matches("<video").count(), page.contains("base64,dmlkZW8=")), (1, true));
+    assert_eq!((page.matches("<video").count(), page.contains("base64,AAAAGGZ0eXBpc29t")), (1, true));
     assert!(page.matches("<svg").count() >= 3, "loss, learning rate and time of a step");
     let environment = tables(&page, "Environment");
     let [run, nodes] = &environment[..] else { panic!("{environment:?}") };
@@ -235,6 +238,18 @@ fn a_report_has_the_attempts_the_failure_the_events_the_sample_and_the_nodes() {
     assert_eq!(rows, [["ml-[1-2]", "1", "580.1"], ["ml-[1-2]", "2", "580.2"]], "the nodes are alike");
     assert!(nodes[1][2].starts_with("2 × NVIDIA H100"), "{nodes:?}");
     assert!(tables(&page, "Recipe").is_empty() && page.contains("num_layers = 2"));
+}
+
+#[test]
+fn a_report_has_only_samples_that_are_videos_in_the_folder_of_the_run() {
+    let site = TestSite::new();
+    let dir = write_run(&site);
+    fs::remove_file(dir.sample_video(20, 0)).unwrap();
+    fs::write(site.root.join("key"), "a private key of the reader").unwrap();
+    std::os::unix::fs::symlink(site.root.join("key"), dir.sample_video(20, 0)).unwrap();
+    site.succeeds(&["report", dir.name(), "--out", "page.html"]);
+    let page = fs::read_to_string(site.root.join("page.html")).unwrap();
+    assert_eq!((page.matches("<video").count(), page.matches("the video is left out").count()), (0, 1));
 }
 
 #[test]

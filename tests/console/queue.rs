@@ -130,6 +130,46 @@ fn an_entry_that_cannot_start_reports_why_and_the_next_one_starts() {
 }
 
 #[test]
+fn an_entry_of_another_user_waits_for_a_worker_of_that_user() {
+    if !nix::unistd::geteuid().is_root() {
+        eprintln!("skipped: only root can give a file to another user");
+        return;
+    }
+    let site = site();
+    add(&site, "theirs", &["--hold"]);
+    let file = site.root.join("runs/queue/1.toml");
+    let text = fs::read_to_string(&file).unwrap().replace("held", "waiting");
+    fs::write(&file, &text).unwrap();
+    std::os::unix::fs::chown(&file, Some(64_001), None).unwrap();
+    add(&site, "own", &[]);
+    site.until("the worker to end", || queue(&site).worker().is_none() && !site.runs().is_empty());
+    assert_eq!(names(&site), ["own"]);
+    assert_eq!(entries(&site, "owner"), [(2, "null".to_owned()), (1, "user 64001".to_owned())]);
+    let listed = site.succeeds(&["queue"]);
+    assert!(listed.contains("entry 1 belongs to user 64001; waits for a worker of user 64001"), "{listed}");
+    assert_eq!(site.error(&["queue", "hold", "1"]).1, "untrusted-file");
+    assert_eq!(fs::read_to_string(&file).unwrap(), text);
+}
+
+#[test]
+fn a_run_of_another_user_is_neither_resumed_nor_continued_nor_healed() {
+    if !nix::unistd::geteuid().is_root() {
+        eprintln!("skipped: only root can give a file to another user");
+        return;
+    }
+    let site = site();
+    add(&site, "theirs", &[]);
+    until_idle(&site);
+    let run = site.runs().remove(0);
+    std::os::unix::fs::chown(run.run_toml(), Some(64_001), None).unwrap();
+    for command in ["resume", "next", "heal"] {
+        assert_eq!(site.error(&[command, run.name()]).1, "untrusted-file", "{command}");
+    }
+    site.succeeds(&["status", run.name()]);
+    assert_eq!(run.attempt_numbers().unwrap(), [1]);
+}
+
+#[test]
 fn a_launch_is_checked_when_it_is_added() {
     let site = site();
     let code = |args: &[&str]| site.error(&[&["queue", "add"], args].concat()).1;

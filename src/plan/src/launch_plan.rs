@@ -559,3 +559,14 @@ pub(crate) fn placed(what: &str, nodes: &[Node], mesh: &Mesh, fix: String) -> Re
         Failure::new(code, what, error.to_string(), fix)
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::PORTS;
+
+    #[test]
+    fn the_page_about_security_names_the_ports_of_the_rendezvous() {
+        let page = include_str!("../../../docs/security.md");
+        assert!(page.contains(&format!("| {} to {}, even,", PORTS.start, PORTS.end - 2)), "{PORTS:?}");
+    }
+}

@@ -41,6 +41,10 @@ pub enum ErrorCode {
     NewerFormat,
     /// The destination exists already.
     AlreadyExists,
+    /// Another process holds the lock of a file.
+    Locked,
+    /// Another user owns or can change a file that would start programs.
+    UntrustedFile,
 
     // Recipes, curricula and placement.
     /// A recipe or curriculum is not valid.

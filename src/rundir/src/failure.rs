@@ -179,6 +179,14 @@ pub enum Error {
         /// The rule it breaks.
         why: &'static str,
     },
+    /// The lock of a file was not released in time.
+    #[error("cannot lock {path}: {holder} holds its lock")]
+    Locked {
+        /// The file.
+        path: Utf8PathBuf,
+        /// The process that holds the lock, in words.
+        holder: String,
+    },
     /// A checkpoint is not complete.
     #[error("checkpoint {dir} is incomplete: {why}")]
     Incomplete {
@@ -331,6 +339,12 @@ impl From<Error> for Failure {
                 format!("'{id}' is not a run id"),
                 why.into(),
                 "list the runs with `vidtui runs`; an id looks like 2026-11-20T0340-demo-2s-k7f2".into(),
+            ),
+            Error::Locked { path, holder } => split(
+                ErrorCode::Locked,
+                format!("cannot lock {path}"),
+                format!("{holder} holds its lock"),
+                "wait until that process releases it, or end that process; then try again".into(),
             ),
             Error::Incomplete { dir, why } => {
                 let run =

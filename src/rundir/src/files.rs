@@ -8,6 +8,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::sync::atomic::{AtomicU32, Ordering};
+use text_file::{MAX_TEXT, read_regular};
 
 /// A TOML file that carries the version of its writer.
 pub trait Versioned: DeserializeOwned + Serialize {
@@ -23,7 +24,14 @@ pub trait Versioned: DeserializeOwned + Serialize {
 /// # Errors
 /// [`Error::Io`], [`Error::Newer`], or [`Error::Malformed`] with line and reason.
 pub fn read_toml<T: Versioned>(path: &Utf8Path) -> Result<T, Error> {
-    parse_toml(path, &read_text(path)?)
+    parse_toml(path, &read_run_text(path)?)
+}
+
+/// Reads a text file of a run, as [`read_text`], but only a regular file: a named pipe in the folder of another user would stop the
+/// reader.
+pub(crate) fn read_run_text(path: &Utf8Path) -> Result<String, Error> {
+    let bytes = read_regular(path, MAX_TEXT).map_err(|e| Error::io("read", path, e))?;
+    text_file::decode(bytes).map_err(|why| Error::not_text(path, why))
 }
 
 /// Reads a text file, as users and this program write them: UTF-8, or UTF-16 with a byte order mark.
@@ -31,8 +39,13 @@ pub fn read_toml<T: Versioned>(path: &Utf8Path) -> Result<T, Error> {
 /// # Errors
 /// [`Error::Io`], also for a pipe, a device and a file of more than 256 MiB; or [`Error::NotText`] with the line, the encoding and the command that converts the file.
 pub fn read_text(path: &Utf8Path) -> Result<String, Error> {
-    let bytes = text_file::read_named(path, text_file::MAX_TEXT).map_err(|e| Error::io("read", path, e))?;
+    let bytes = text_file::read_named(path, MAX_TEXT).map_err(|e| Error::io("read", path, e))?;
     text_file::decode(bytes).map_err(|why| Error::not_text(path, why))
+}
+
+/// Makes an open of the last part of a path fail if it is a symbolic link, and not wait if it is a named pipe.
+pub fn without_links(options: &mut OpenOptions) -> &mut OpenOptions {
+    options.custom_flags(nix::libc::O_NOFOLLOW | nix::libc::O_NONBLOCK)
 }
 
 pub(crate) fn parse_toml<T: Versioned>(path: &Utf8Path, text: &str) -> Result<T, Error> {
@@ -84,7 +97,9 @@ pub(crate) fn toml_text<T: Serialize>(path: &Utf8Path, value: &T) -> Result<Stri
 
 /// Writes a file so that readers see either the whole old content or the whole new content, even after a crash.
 ///
-/// It writes and syncs a temporary file in the same folder, renames it over `path`, and syncs the folder.
+/// It writes and syncs a temporary file in the same folder, renames it over `path`, and syncs the folder. Only the owner may
+/// write the file, whatever the umask is: recipes, attempts and entries of the queue name programs that are started with the
+/// rights of the owner (see [`crate::Mistrust`]).
 ///
 /// # Errors
 /// [`Error::Io`]; the temporary file is removed.
@@ -94,7 +109,7 @@ pub fn write_atomic(path: &Utf8Path, bytes: &[u8]) -> Result<(), Error> {
     let name = path.file_name().unwrap_or("file");
     let temp = dir.join(format!(".{name}.{}-{}.tmp", std::process::id(), UNIQUE.fetch_add(1, Ordering::Relaxed)));
     let write = || {
-        let mut file = OpenOptions::new().write(true).create_new(true).open(&temp)?;
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o644).open(&temp)?;
         file.write_all(bytes)?;
         file.sync_all()?;
         fs::rename(&temp, path)?;
@@ -222,6 +237,14 @@ mod tests {
             assert_eq!(failure.code, ErrorCode::Io);
             assert!(failure.what.contains(name), "{failure}");
         }
+    }
+
+    #[test]
+    fn a_named_pipe_is_no_file_of_a_run() {
+        let (_keep, run) = temp();
+        let path = run.root.join("a.toml");
+        nix::unistd::mkfifo(path.as_std_path(), nix::sys::stat::Mode::S_IRWXU).unwrap();
+        assert!(matches!(read_toml::<Attempt>(&path), Err(Error::Io { action: "read", .. })));
     }
 
     #[test]

@@ -1,11 +1,15 @@
 //! The healer of a run: the program that resumes the run after failures. A lock allows one healer per run.
 
 use crate::files::{Versioned, read_toml, write_toml};
+use crate::lock::{LockUsers, lock_holder, locked, open_lock};
 use crate::{Error, RunDir};
 use camino::Utf8Path;
 use cluster::NodeId;
 use serde::{Deserialize, Serialize};
-use std::fs::{File, OpenOptions, TryLockError};
+use std::fs::{self, File, TryLockError};
+use std::io::ErrorKind;
+use std::os::unix::fs::MetadataExt;
+use text_file::open_regular;
 
 /// The file `healer`: the process that resumes the run after failures.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -28,7 +32,7 @@ impl RunDir {
     /// Takes the lock of the healer. Returns `None` if another process has it.
     ///
     /// # Errors
-    /// [`Error::Io`] when the file cannot be made or locked.
+    /// [`Error::Io`] when the file cannot be made or locked, [`Error::Locked`] when another user has locked it.
     pub fn lock_healer(&self, healer: &Healer) -> Result<Option<HealerLock>, Error> {
         lock_program(&self.healer_file(), healer)
     }
@@ -39,13 +43,14 @@ impl RunDir {
     }
 }
 
-/// Takes the lock beside `file` and writes to `file` which process has it. Returns `None` if another process has it.
+/// Takes the lock beside `file` and writes to `file` which process has it. Returns `None` if another process of this user has it.
 pub(crate) fn lock_program(file: &Utf8Path, program: &Healer) -> Result<Option<HealerLock>, Error> {
     let path = file.with_extension("lock");
     let io = |source| Error::Io { action: "lock", path: path.clone(), source };
-    let lock = OpenOptions::new().create(true).truncate(false).write(true).open(&path).map_err(io)?;
+    let lock = open_lock(&path, LockUsers::Owner).map_err(io)?;
     match lock.try_lock() {
         Ok(()) => {}
+        Err(TryLockError::WouldBlock) if is_held_by_other_user(&path) => return Err(locked(&path)),
         Err(TryLockError::WouldBlock) => return Ok(None),
         Err(TryLockError::Error(source)) => return Err(Error::Io { action: "lock", path, source }),
     }
@@ -55,10 +60,24 @@ pub(crate) fn lock_program(file: &Utf8Path, program: &Healer) -> Result<Option<H
 
 /// Returns the program that has the lock beside `file`, if a process has it.
 pub(crate) fn holder(file: &Utf8Path) -> Option<Healer> {
-    match File::open(file.with_extension("lock")).ok()?.try_lock_shared() {
-        Err(TryLockError::WouldBlock) => read_toml(file).ok(),
-        _ => None,
-    }
+    let path = file.with_extension("lock");
+    let is_locked = match open_regular(&path) {
+        Ok(lock) => matches!(lock.try_lock_shared(), Err(TryLockError::WouldBlock)) && !is_held_by_other_user(&path),
+        // Only its owner can open it. Other users see the locks of this machine.
+        Err(error) if error.kind() == ErrorKind::PermissionDenied => {
+            lock_holder(&path).is_some() && !is_held_by_other_user(&path)
+        }
+        Err(_) => false,
+    };
+    if is_locked { read_toml(file).ok() } else { None }
+}
+
+/// Returns whether a process of another user than the owner of a lock file holds the lock. Readers can lock the files that earlier
+/// versions made. Root may work for the owner.
+fn is_held_by_other_user(lock: &Utf8Path) -> bool {
+    let owner = fs::metadata(lock).ok().map(|lock| lock.uid());
+    let holder = lock_holder(lock).and_then(|holder| holder.uid);
+    holder.zip(owner).is_some_and(|(holder, owner)| holder != owner && holder != 0)
 }
 
 impl Versioned for Healer {

@@ -35,6 +35,7 @@ mod items;
 mod layout;
 mod lines;
 mod listing;
+mod lock;
 mod metric_table;
 mod metrics;
 mod node_sample;
@@ -51,6 +52,7 @@ mod stop;
 mod summed_file;
 mod tail;
 mod tensor_box;
+mod trust;
 mod unwritten;
 mod whole_folder;
 
@@ -68,7 +70,8 @@ pub use error_code::ErrorCode;
 pub use events::{Event, EventKind, read_events};
 pub use failure::{Cause, Error, Failure, is_no_answer, room_for};
 pub use files::{
-    Versioned, is_exposed, is_file_name, read_text, read_toml, user_folder, write_atomic, write_private, write_toml,
+    Versioned, is_exposed, is_file_name, read_text, read_toml, user_folder, without_links, write_atomic, write_private,
+    write_toml,
 };
 pub use healer::{Healer, HealerLock};
 pub use heartbeat::{FailedSave, GroupCollectives, HEARTBEAT_EVERY_S, Heartbeat, RankCollectives, WaitingCollective};
@@ -81,6 +84,7 @@ pub use listing::{
     CheckpointEntry, CheckpointSummary, latest_among, latest_before, latest_strict_among, step_checkpoints, to_prune,
     unreadable_after,
 };
+pub use lock::{LockHolder, lock_holder};
 pub use metric_table::{Chart, ChartInfo, METRICS, Metric, MetricLine, MetricSource, Reduction, find_metric};
 pub use metrics::{MetricSample, SamplingProgress, StepTimes};
 pub use node_sample::{GpuColumns, NodeSample, SAMPLE_EVERY_S};
@@ -91,13 +95,14 @@ pub use queue::{Queue, QueueEntry, QueueState, QueueWorker, next_entry};
 pub use removal::{pin_checkpoint, remove_checkpoint, unpin_checkpoint};
 pub use request_source::RequestSource;
 pub use run::{Imported, Lineage, Run, StartFrom};
-pub use sample::{SampleClaim, SampleFolder, SampleLora, SampleSidecar};
+pub use sample::{BadVideo, SampleClaim, SampleFolder, SampleLora, SampleSidecar};
 pub use staging::Staging;
 pub use stop::Stop;
 pub use summed_file::SummedFile;
 pub use tail::{NewLines, Tail};
 pub use tensor_box::{Overlap, TensorBox};
 pub use text_file::{MAX_TEXT, open_regular, read_named, read_regular};
+pub use trust::{Mistrust, mistrust, user_name};
 pub use unwritten::{Unwritten, unwritten};
 pub use whole_folder::WholeFolder;
 

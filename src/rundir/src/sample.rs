@@ -1,12 +1,16 @@
 //! Samples: the videos that a run made from its weights, each with a sidecar that describes how it was made.
 
-use crate::files::{present, read_text};
+use crate::files::{present, read_run_text, read_text};
 use crate::{Error, Run, RunDir, RunId, SCHEMA, write_atomic};
 use camino::{Utf8Path, Utf8PathBuf};
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, openat};
+use nix::sys::stat::Mode;
 use recipe::Task;
 use serde::{Deserialize, Serialize};
-use std::fs::{self, OpenOptions};
-use std::io::{ErrorKind, Write};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, ErrorKind, Read, Seek, Write};
+use std::os::fd::OwnedFd;
 
 /// The sidecar of a sample, which describes how it was made: `samples/step-00000120/000.json` beside `000.mp4`.
 ///
@@ -103,6 +107,24 @@ pub enum SampleFolder {
     },
 }
 
+/// Why the video of a sample cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum BadVideo {
+    /// It does not exist.
+    #[error("the video was removed")]
+    Removed,
+    /// It is a link or in a folder that is one, so that it may be a file of the reader that the run does not own; or it is no
+    /// regular file.
+    #[error("the video is left out: {0} is not a regular file in the folder of the samples")]
+    NotInFolder(Utf8PathBuf),
+    /// It has another format.
+    #[error("the video is left out: {0} does not begin as an MP4 file")]
+    NotMp4(Utf8PathBuf),
+    /// It cannot be read.
+    #[error("the video is left out: {0} cannot be read: {1}")]
+    Io(Utf8PathBuf, io::Error),
+}
+
 /// The file in a folder of the user that holds the id of the run which writes its samples there.
 const CLAIM: &str = ".vidtui-samples";
 
@@ -124,6 +146,37 @@ impl SampleFolder {
             Self::OfRun(run) => run.sample_video(step, index),
             Self::Named { folder, .. } => folder.join(format!("{index:03}.mp4")),
         }
+    }
+
+    /// Opens the video of a sample to show it or to copy it. The run may be one of another user, who can put a link to a private file of
+    /// the reader in its place, or a file that makes a program for videos open others.
+    ///
+    /// # Errors
+    /// The video does not exist, is not a regular file in the folder of the samples, or is no MP4 file.
+    pub fn open_video(&self, step: u64, index: usize) -> Result<File, BadVideo> {
+        let path = self.video(step, index);
+        let root = match self {
+            Self::OfRun(run) => &run.root,
+            Self::Named { folder, .. } => folder,
+        };
+        let file =
+            open_inside(root, &path).map_err(|error| match Errno::from_raw(error.raw_os_error().unwrap_or(0)) {
+                Errno::ENOENT => BadVideo::Removed,
+                // A link, a link to a folder, or a socket.
+                Errno::ELOOP | Errno::ENOTDIR | Errno::ENXIO => BadVideo::NotInFolder(path.clone()),
+                _ => BadVideo::Io(path.clone(), error),
+            })?;
+        let io = |error| BadVideo::Io(path.clone(), error);
+        if !file.metadata().map_err(io)?.is_file() {
+            return Err(BadVideo::NotInFolder(path));
+        }
+        let mut start = Vec::new();
+        (&file).take(8).read_to_end(&mut start).map_err(io)?;
+        if start.get(4..) != Some(b"ftyp") {
+            return Err(BadVideo::NotMp4(path));
+        }
+        (&file).rewind().map_err(io)?;
+        Ok(file)
     }
 
     /// Returns the files of these prompts in a folder of the user: videos, sidecars and folders of frames. The list is empty for the folder
@@ -263,7 +316,7 @@ impl SampleSidecar {
     /// # Errors
     /// The sidecar cannot be read, is malformed, or has a newer format.
     pub fn read(path: &Utf8Path) -> Result<Option<SampleSidecar>, Error> {
-        let Some(text) = present(read_text(path))? else { return Ok(None) };
+        let Some(text) = present(read_run_text(path))? else { return Ok(None) };
         let malformed = |error: serde_json::Error| Error::malformed(path, error.to_string());
         let version = serde_json::from_str::<serde_json::Value>(&text).map_err(malformed)?["v"].as_u64();
         if let Some(found) = version.filter(|found| *found > u64::from(SCHEMA)) {
@@ -271,6 +324,18 @@ impl SampleSidecar {
         }
         serde_json::from_str(&text).map(Some).map_err(malformed)
     }
+}
+
+/// Opens a file in a folder. Fails if a part of its path below the folder is a link, and does not wait for the writer of a named pipe.
+fn open_inside(folder: &Utf8Path, path: &Utf8Path) -> io::Result<File> {
+    let inside = path.strip_prefix(folder).map_err(io::Error::other)?;
+    let mut at: OwnedFd = File::open(folder)?.into();
+    let mut parts = inside.iter().peekable();
+    while let Some(part) = parts.next() {
+        let kind = if parts.peek().is_some() { OFlag::O_DIRECTORY } else { OFlag::O_NONBLOCK };
+        at = openat(&at, part, OFlag::O_RDONLY | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW | kind, Mode::empty())?;
+    }
+    Ok(at.into())
 }
 
 /// Returns the paths in a folder; an empty list if it does not exist.
@@ -305,6 +370,39 @@ mod tests {
         fs::write(run.sample_video(240, 1), b"a video whose sidecar is missing").unwrap();
         fs::write(run.samples().join("notes.txt"), b"a file of the user").unwrap();
         assert_eq!(run.list_samples().unwrap(), [sample(120, 0), sample(120, 1), sample(240, 0)]);
+    }
+
+    #[test]
+    fn only_a_regular_mp4_file_in_the_folder_is_the_video_of_a_sample() {
+        let (_keep, run) = temp();
+        let folder = SampleFolder::OfRun(run.clone());
+        fs::create_dir_all(run.samples_of(120)).unwrap();
+        let mp4 = b"\0\0\0\x20ftypisom and more";
+        fs::write(run.sample_video(120, 0), mp4).unwrap();
+        let mut read = Vec::new();
+        folder.open_video(120, 0).unwrap().read_to_end(&mut read).unwrap();
+        assert_eq!(read, mp4);
+        assert!(matches!(folder.open_video(120, 1), Err(BadVideo::Removed)));
+        fs::write(run.sample_video(120, 1), b"#EXTM3U").unwrap();
+        assert!(matches!(folder.open_video(120, 1), Err(BadVideo::NotMp4(_))));
+    }
+
+    #[test]
+    fn a_link_or_a_named_pipe_is_not_the_video_of_a_sample() {
+        let (_keep, run) = temp();
+        let folder = SampleFolder::OfRun(run.clone());
+        fs::create_dir_all(run.samples_of(120)).unwrap();
+        let private = run.root.join("private");
+        fs::create_dir(&private).unwrap();
+        fs::write(private.join("000.mp4"), b"\0\0\0\x20ftypisom").unwrap();
+        std::os::unix::fs::symlink(private.join("000.mp4"), run.sample_video(120, 0)).unwrap();
+        nix::unistd::mkfifo(run.sample_video(120, 1).as_std_path(), Mode::S_IRWXU).unwrap();
+        fs::create_dir(run.sample_video(120, 2)).unwrap();
+        std::os::unix::fs::symlink(&private, run.samples_of(240)).unwrap();
+        for (step, index) in [(120, 0), (120, 1), (120, 2), (240, 0)] {
+            let opened = folder.open_video(step, index);
+            assert!(matches!(opened, Err(BadVideo::NotInFolder(_))), "{step} {index}: {opened:?}");
+        }
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::fs::{self, File};
 use std::io;
 use std::marker::PhantomData;
 use std::os::unix::fs::{FileExt, MetadataExt};
+use text_file::open_regular;
 
 /// The most bytes that one [`Tail::poll`] reads, so that a console that reads a long file can draw in between.
 const MAX_READ: usize = 4 * 1024 * 1024;
@@ -116,7 +117,7 @@ impl<T: LogLine> Tail<T> {
     /// When an existing file cannot be read. The position does not change, so that polling can be retried.
     pub fn poll(&mut self) -> io::Result<NewLines<T>> {
         let mut batch = NewLines { items: Vec::new(), bad: Vec::new(), restarted: false, more: false };
-        let file = match File::open(&self.path) {
+        let file = match open_regular(&self.path) {
             Ok(file) => file,
             Err(e) if e.kind() == io::ErrorKind::NotFound => {
                 batch.restarted = std::mem::take(&mut self.offset) > 0;
@@ -177,7 +178,7 @@ impl<T: LogLine> Tail<T> {
     /// When an existing file cannot be read.
     pub fn rest(&mut self) -> io::Result<Option<T>> {
         let mut rest = vec![0; MAX_READ];
-        let file = match File::open(&self.path) {
+        let file = match open_regular(&self.path) {
             Ok(file) => file,
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(e) => return Err(e),

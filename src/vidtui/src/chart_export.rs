@@ -516,6 +516,17 @@ mod tests {
     }
 
     #[test]
+    fn the_names_in_an_svg_are_escaped() {
+        let mut chart = one_curve(vec![(1.0, Some(1.0)), (2.0, Some(2.0))]);
+        let hostile = "<script>\u{1b}]0;x\u{7}";
+        (chart.title, chart.panels[0].label) = (hostile.into(), hostile.into());
+        chart.panels[0].curves[0].label = hostile.into();
+        let svg = to_svg(&chart).unwrap();
+        assert!(svg.contains("&lt;script&gt;") && !svg.contains("<script"), "{svg}");
+        assert!(!svg.contains('\u{1b}') && !svg.contains('\u{7}'), "{svg}");
+    }
+
+    #[test]
     fn a_thinned_curve_keeps_its_spike_and_its_gap() {
         let mut points: Vec<_> = (0..100_000).map(|i| (i as f64, Some(1.0))).collect();
         points[54_321].1 = Some(99.0);

@@ -328,9 +328,13 @@ pub fn csv(measured: &Measured, columns: &[Column], window: Option<(f64, f64)>) 
     text
 }
 
-/// Quotes the name of a column if RFC 4180 requires it. The name is from a file, and tables are also printed in terminals.
+/// Quotes the name of a column if RFC 4180 requires it. The name is from a file, and tables are also printed in terminals and opened in
+/// spreadsheets, which run a cell that begins like a formula: such a name begins with an apostrophe.
 fn quoted(name: &str) -> Cow<'_, str> {
-    let name = printable_line(name);
+    let mut name = printable_line(name);
+    if name.trim_start().starts_with(['=', '+', '-', '@', '\'']) {
+        name = format!("'{name}").into();
+    }
     match name.contains([',', '"']) {
         true => format!("\"{}\"", name.replace('"', "\"\"")).into(),
         false => name,
@@ -567,6 +571,18 @@ mod tests {
         assert_eq!(drawn[0].points, [(1.0, Some(0.5)), (3.0, None)]);
         assert!(Column::all(&history).iter().any(|column| matches!(column, Column::Other(_))));
         assert!(Column::named("clip", |_| false).is_err());
+    }
+
+    #[test]
+    fn a_name_that_a_spreadsheet_would_run_as_a_formula_begins_with_an_apostrophe_in_a_table() {
+        for name in ["=1+1", "+1", "-1", "@x", " =1", "'=1"] {
+            let other = [(name.to_owned(), Some(-0.5))].into();
+            let history = history([MetricSample { other, has_no_loss: true, ..sample(1, 1, None) }]);
+            let text = csv(&history, &[Column::Other(name.to_owned())], None);
+            let (header, values) = text.split_once("\r\n").unwrap();
+            assert!(header.starts_with("attempt,step,t,'"), "{header}");
+            assert_eq!(values, "1,1,1.000,-0.5\r\n", "numbers stay numbers");
+        }
     }
 
     #[test]

@@ -361,6 +361,8 @@ pub struct QueueEntryDocument<'a> {
     pub folder: &'a Utf8Path,
     pub added_s: f64,
     pub by: &'a str,
+    /// The owner of its file, if that is another user.
+    pub owner: Option<&'a str>,
 }
 
 #[cfg(test)]
@@ -393,6 +395,7 @@ mod tests {
             folder: Utf8Path::new("/"),
             added_s: 0.0,
             by: "ada@ml-1",
+            owner: Some("bob"),
         };
         let mut found = Vec::new();
         names(&serde_json::to_value(&document).unwrap(), &mut found);

@@ -11,10 +11,10 @@ use crate::pictures::Terminal;
 use crate::queue::{Item, Sender};
 use crate::workspace::Workspace;
 use alerts::Settings;
-use camino::Utf8PathBuf;
+use camino::{Utf8Path, Utf8PathBuf};
 use cluster::NodeId;
 use rundir::{
-    AlertState, ErrorCode, Event, Failure, MetricSample, NodePoint, NodeSample, NodeSeries, RunDir, RunId,
+    AlertState, BadVideo, ErrorCode, Event, Failure, MetricSample, NodePoint, NodeSample, NodeSeries, RunDir, RunId,
     SampleFolder, StepTimes, Tail,
 };
 use runstate::{Goodput, GoodputReader, RunState, StepLog};
@@ -247,7 +247,10 @@ impl Stream {
         let dir = self.workspace.dir(run);
         let clip = block_in_place(|| {
             let samples = dir.sample_folder(&dir.read_run()?);
-            Terminal::from_env().clip(&samples.video(step, prompt), size)
+            let path = samples.video(step, prompt);
+            // The programs that decode videos follow playlists and links in files of other formats.
+            samples.open_video(step, prompt).map_err(|why| cannot_show(&path, &why))?;
+            Terminal::from_env().clip(&path, size)
         });
         self.send(Msg::Run { run: run.clone(), what: RunMsg::Clip { step, prompt, size, clip } }).await?;
         self.stop.cancelled().await;
@@ -336,6 +339,12 @@ impl Stream {
     async fn pause(&self, time: Duration) -> Result<(), Ended> {
         self.stop.run_until_cancelled(tokio::time::sleep(time)).await.ok_or(Ended)
     }
+}
+
+/// Makes the failure of a sample whose video cannot be shown.
+fn cannot_show(path: &Utf8Path, why: &BadVideo) -> Failure {
+    let fix = "see the folder of the run; make it again: vidtui sample RUN --prompt TEXT";
+    Failure::new(ErrorCode::NotFound, format!("cannot show {path}"), why.to_string(), fix)
 }
 
 /// Divides items into pieces of at most [`SAMPLES`], one per message. The items are moved, because a sample owns memory.

@@ -10,6 +10,7 @@ mod openssh;
 mod options;
 mod public_key;
 mod sftp;
+mod socket_folder;
 mod stream;
 mod tokens;
 

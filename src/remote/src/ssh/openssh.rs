@@ -4,7 +4,6 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
-use std::os::unix::fs::DirBuilderExt;
 use std::process::{self, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
@@ -17,6 +16,7 @@ use rundir::{ErrorCode, Login};
 
 use super::config::{Settings, SshOptions};
 use super::connect::{is_second_factor, second_factor};
+use super::socket_folder::SocketFolder;
 use super::stream::{ACTION, LONGEST_LINE, LineOf, OnStreamEvent, StreamEvent, StreamOutput, endless_line};
 use crate::RemoteError;
 use crate::child::{self, drain, wait};
@@ -44,6 +44,8 @@ pub struct OpenSsh {
     login: Login,
     /// The socket of this client's connection.
     socket: Utf8PathBuf,
+    /// The folder of the socket, dropped after the connection is closed.
+    _folder: SocketFolder,
     state: Mutex<State>,
     /// The number of free sessions.
     sessions: (Mutex<usize>, Condvar),
@@ -83,29 +85,16 @@ impl From<RemoteError> for StreamFailure {
 
 impl OpenSsh {
     pub fn new(options: SshOptions, login: Login, settings: Settings) -> std::io::Result<Self> {
-        // The path of a socket must be short. Only this user may access the folder, because the socket gives access to the
-        // connection.
-        let base = std::env::var("XDG_RUNTIME_DIR").unwrap_or_else(|_| "/tmp".into());
-        let folder = Utf8PathBuf::from(format!("{base}/vidtui-ssh-{}", nix::unistd::getuid()));
-        match fs::DirBuilder::new().mode(0o700).create(&folder) {
-            Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => return Err(error),
-            _ => {}
-        }
-        use std::os::unix::fs::MetadataExt;
-        let found = fs::symlink_metadata(&folder)?;
-        if !found.is_dir() || found.uid() != nix::unistd::getuid().as_raw() || found.mode() & 0o077 != 0 {
-            return Err(std::io::Error::other(format!(
-                "{folder} is accessible to other users; run chmod 700 {folder}"
-            )));
-        }
         let state = Mutex::new(State { settings: Some(settings), is_connected: false });
         let sessions = (Mutex::new(SESSIONS), Condvar::new());
         // Each client closes its connection at its end, perhaps while another client of the same node connects. %C is a hash of
         // user, node and port.
         static UNIQUE: AtomicU64 = AtomicU64::new(0);
-        let socket = folder.join(format!("{:x}-{:x}-%C", process::id(), UNIQUE.fetch_add(1, Ordering::Relaxed)));
+        let name = format!("{:x}-{:x}-%C", process::id(), UNIQUE.fetch_add(1, Ordering::Relaxed));
+        let folder = SocketFolder::make(&name)?;
+        let socket = folder.path.join(name);
         let (streams, last_stream) = (Mutex::default(), AtomicU64::new(0));
-        Ok(Self { options, login, socket, state, sessions, streams, last_stream })
+        Ok(Self { options, login, socket, _folder: folder, state, sessions, streams, last_stream })
     }
 
     /// Runs a command and waits for its exit.

@@ -299,7 +299,8 @@ impl Files<'_> {
         let path = self.dir.join(name);
         if !self.open.contains_key(name) {
             let header = Header::read(&path)?;
-            let file = rundir::open_regular(&path).map_err(|source| weights::Error::Io { path: path.clone(), source })?;
+            let file =
+                rundir::open_regular(&path).map_err(|source| weights::Error::Io { path: path.clone(), source })?;
             self.open.insert(name.to_owned(), (file, header));
         }
         let (file, header) = &self.open[name];

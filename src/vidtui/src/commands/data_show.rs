@@ -83,11 +83,12 @@ fn print_pictures(video: &Utf8Path) -> Result<(), CommandError> {
 struct TemporaryFolder(Utf8PathBuf);
 
 impl TemporaryFolder {
+    /// Makes a folder that only this user can access, with a name that other users cannot guess.
     fn create() -> Result<Self, Failure> {
         let parent = Utf8PathBuf::try_from(std::env::temp_dir()).unwrap_or_else(|_| "/tmp".into());
-        let folder = parent.join(format!("vidtui-show-{}", std::process::id()));
-        fs::create_dir(&folder).map_err(|error| rundir::Error::io("create", &folder, error))?;
-        Ok(Self(folder))
+        let made = nix::unistd::mkdtemp(parent.join("vidtui-show-XXXXXX").as_std_path()).map_err(io::Error::from);
+        let folder = made.and_then(|path| Utf8PathBuf::try_from(path).map_err(io::Error::other));
+        Ok(Self(folder.map_err(|error| rundir::Error::io("make a folder in", &parent, error))?))
     }
 }
 

@@ -99,10 +99,12 @@ impl FolderLock {
         create_folder(folder)?;
         let file = File::open(folder).map_err(|error| Failure::from(rundir::Error::io("open", folder, error)))?;
         if let Err(TryLockError::WouldBlock) = file.try_lock() {
+            // Each user who can read the folder can lock it, so the process is named.
+            let holder = rundir::lock_holder(folder).map_or("another process".to_owned(), |holder| holder.in_words());
             return Err(CommandError::from(Failure::new(
                 ErrorCode::AlreadyExists,
                 format!("cannot encode into {folder}"),
-                "another `vidtui data encode` works in this folder",
+                format!("another `vidtui data encode` works in this folder: {holder} has locked it"),
                 "wait until it ends, or give another folder with --out",
             )));
         }

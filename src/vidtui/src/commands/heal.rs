@@ -20,11 +20,13 @@ const RETRY: [Duration; 2] = [Duration::from_secs(15), Duration::from_secs(300)]
 /// Resumes a run whenever it fails.
 ///
 /// # Errors
-/// Another process already heals the run, the run is a Slurm job, or the run cannot be resumed any more.
+/// Another process already heals the run, the run is a Slurm job, its files could start programs of another user, or the run cannot be
+/// resumed any more.
 pub fn run(workspace: &Workspace, args: &HealArgs) -> Result<(), CommandError> {
     let dir = workspace.find(&args.run)?;
     let run = dir.read_run()?;
     let what = format!("cannot heal {}", run.id);
+    dir.check_trusted(&what)?;
     if dir.latest_attempt()?.is_some_and(|attempt| attempt.slurm.is_some()) {
         let why = "it runs in a Slurm job, whose script requeues it";
         let fix = "set run.on_failure = \"resume\" in the recipe of the next launch";
@@ -230,6 +232,10 @@ fn is_users_turn(code: ErrorCode) -> bool {
 fn is_final(code: ErrorCode) -> bool {
     matches!(
         code,
-        ErrorCode::InvalidDataset | ErrorCode::InvalidRecipe | ErrorCode::InvalidSecrets | ErrorCode::RunFinished
+        ErrorCode::InvalidDataset
+            | ErrorCode::InvalidRecipe
+            | ErrorCode::InvalidSecrets
+            | ErrorCode::RunFinished
+            | ErrorCode::UntrustedFile
     )
 }

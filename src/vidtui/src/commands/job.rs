@@ -26,6 +26,7 @@ fn begin(workspace: &Workspace, run_dir: &Utf8Path, submitted: u32) -> Result<()
     let (job, names) = allocation()?;
     let dir = RunDir::new(run_dir);
     let run = dir.read_run()?;
+    dir.check_trusted("cannot start an attempt in this job")?;
     let facts = remote::read_facts(&dir, &run)?;
     let attempt = dir.read_attempt(submitted)?;
     let Some(slurm) = attempt.slurm else {

@@ -15,6 +15,8 @@ use ui::run_state::StateKind;
 
 /// How often the queue worker reads the queue and the state of the runs.
 const POLL: Duration = Duration::from_secs(2);
+/// The seconds after which the start of another user's entry no longer delays other starts: its worker was killed.
+const START_S: f64 = 900.0;
 
 /// Lists or changes the queue, or runs the queue worker.
 pub fn run(workspace: &Workspace, args: &QueueArgs) -> Result<(), CommandError> {
@@ -63,6 +65,7 @@ fn add(workspace: &Workspace, args: &QueueAddArgs, json: bool) -> Result<(), Com
                 launch: checked.words,
                 after: checked.after,
                 state: if args.hold { QueueState::Held } else { QueueState::Waiting },
+                owner: None,
             });
         }
         Ok::<_, CommandError>(entries[begin..].to_vec())
@@ -91,6 +94,11 @@ fn list(workspace: &Workspace, json: bool) -> Result<(), CommandError> {
         [("id", Side::Right), ("state", Side::Left), ("run", Side::Left), ("launch", Side::Left)];
     let rows: Vec<_> = documents.iter().map(row).collect();
     output::text(&output::table(&COLUMNS, &rows))?;
+    for document in documents.iter().filter(|document| matches!(document.state, "waiting" | "held")) {
+        if let Some(owner) = document.owner {
+            output::line(&format!("entry {} belongs to {owner}; waits for a worker of {owner}", document.id))?;
+        }
+    }
     for document in &documents {
         if let Some(failure) = document.failure {
             output::text(&format!("\nentry {}: {failure}\n", document.id))?;
@@ -130,6 +138,7 @@ fn document<'a>(workspace: &Workspace, entry: &'a QueueEntry) -> QueueEntryDocum
         folder: &entry.folder,
         added_s: entry.added_s,
         by: &entry.by,
+        owner: entry.owner.as_deref(),
     }
 }
 
@@ -148,7 +157,7 @@ fn change(
 ) -> Result<(), CommandError> {
     workspace.queue().change(|entries, _| {
         ids.iter().try_for_each(|id| {
-            let at = position(entries, *id)?;
+            let at = own_position(entries, *id)?;
             change(&mut entries[at])
         })
     })
@@ -166,7 +175,7 @@ fn set_pending(entry: &mut QueueEntry, state: QueueState) -> Result<(), CommandE
 
 fn move_entry(workspace: &Workspace, id: u32, place: &MovePlace, other: Option<u32>) -> Result<(), CommandError> {
     workspace.queue().change(|entries, _| {
-        let at = position(entries, id)?;
+        let at = own_position(entries, id)?;
         if !entries[at].is_pending() {
             return Err(not_pending(&entries[at]));
         }
@@ -201,6 +210,15 @@ fn position(entries: &[QueueEntry], id: u32) -> Result<usize, CommandError> {
     })
 }
 
+/// Returns the position of an entry of this user. A changed entry of another user would belong to this one, whose worker would start it.
+fn own_position(entries: &[QueueEntry], id: u32) -> Result<usize, CommandError> {
+    let at = position(entries, id)?;
+    let Some(owner) = &entries[at].owner else { return Ok(at) };
+    let what = format!("cannot change entry {id} of the queue");
+    let fix = format!("ask {owner} to change it, or add an entry of your own: vidtui queue add RECIPE");
+    Err(Failure::new(ErrorCode::UntrustedFile, what, format!("it belongs to {owner}"), fix).into())
+}
+
 fn not_pending(entry: &QueueEntry) -> CommandError {
     let what = format!("cannot change entry {} of the queue", entry.id);
     let (why, fix) = match &entry.state {
@@ -215,10 +233,10 @@ fn not_pending(entry: &QueueEntry) -> CommandError {
     Failure::new(ErrorCode::RunIsAlive, what, why, fix).into()
 }
 
-/// Runs the queue worker: starts the queued runs one after the other, until no entry is left that can start.
+/// Runs the queue worker: starts the queued runs of this user one after the other, until no entry is left that can start.
 ///
 /// # Errors
-/// [`ErrorCode::AlreadyExists`] if another process is the queue worker.
+/// [`ErrorCode::AlreadyExists`] if another process is the queue worker of this user.
 fn work(workspace: &Workspace, args: &QueueWorkArgs) -> Result<(), CommandError> {
     let queue = workspace.queue();
     if args.detached {
@@ -234,9 +252,11 @@ fn work(workspace: &Workspace, args: &QueueWorkArgs) -> Result<(), CommandError>
         let (what, fix) = ("cannot work on the queue", "list the queue: vidtui queue");
         return Err(Failure::new(ErrorCode::AlreadyExists, what, format!("{by} works on it already"), fix).into());
     };
-    queue.change(|entries, _| {
-        settle(workspace, entries);
-        Ok::<_, CommandError>(())
+    patiently(|| {
+        queue.change(|entries, _| {
+            settle(workspace, entries);
+            Ok::<_, Failure>(())
+        })
     })?;
     let (mut here, mut disk) = (None, FullDisk::default());
     loop {
@@ -290,7 +310,7 @@ impl FullDisk {
     /// Returns whether an entry that failed because of its disk should be tried again: the disk has no room for the files of a start, or
     /// it may have got some since the failure.
     fn is_full(&mut self, runs: &Utf8Path, id: u32) -> bool {
-        let free = statvfs(runs.as_std_path()).map(|disk| disk.blocks_available() as u64 * disk.fragment_size());
+        let free = statvfs(runs.as_std_path()).map(|disk| disk.blocks_available() * disk.fragment_size());
         self.failed_before.replace(id) != Some(id) || free.is_ok_and(|free| free < Self::ROOM)
     }
 }
@@ -298,7 +318,7 @@ impl FullDisk {
 /// Repairs entries that the previous worker left in [`QueueState::Starting`]: they wait again if their run has no attempt, and count
 /// as started otherwise.
 fn settle(workspace: &Workspace, entries: &mut [QueueEntry]) {
-    for entry in entries {
+    for entry in entries.iter_mut().filter(|entry| entry.owner.is_none()) {
         if let QueueState::Starting { run, at_s } = entry.state.clone() {
             entry.state = match workspace.dir(&run).latest_attempt() {
                 Ok(None) => QueueState::Waiting,
@@ -327,9 +347,16 @@ fn advance(
     let Turn::Start(plan) = here.turn(entry, entries)? else { return Ok(false) };
     let run = plan.run.id.clone();
     let starting = QueueState::Starting { run: run.clone(), at_s: now_s() };
-    // A user may have changed the queue in the meantime.
-    if !set_state(workspace, entry.id, &QueueState::Waiting, starting.clone())? {
-        return Ok(true);
+    match begin(workspace, entry.id, &starting)? {
+        Begin::Start => {}
+        Begin::Changed => return Ok(true),
+        Begin::Wait => return Ok(false),
+    }
+    // The worker of another user may have started a run since this one was planned.
+    let nodes: Vec<_> = plan.attempt.placement.by_node().iter().map(|(node, _)| (*node).clone()).collect();
+    if here.are_in_use(&nodes) {
+        set_state(workspace, entry.id, &starting, QueueState::Waiting)?;
+        return Ok(false);
     }
     note!("entry {}: starts {run}", entry.id);
     plan.warnings.iter().for_each(|warning| note!("warning: {warning}"));
@@ -352,10 +379,55 @@ fn enter(workspace: &Workspace, entry: &QueueEntry) -> Result<Workspace, Failure
         .map_err(CommandError::into_failure)
 }
 
-/// Changes the state of an entry if the state still is `from`. Returns whether the state was changed.
-fn set_state(workspace: &Workspace, id: u32, from: &QueueState, to: QueueState) -> Result<bool, Failure> {
-    workspace.queue().change(|entries, _| {
-        let entry = entries.iter_mut().find(|entry| entry.id == id && entry.state == *from);
-        Ok(entry.map(|entry| entry.state = to).is_some())
+/// Whether the start of an entry can begin.
+enum Begin {
+    /// The entry is now [`QueueState::Starting`].
+    Start,
+    /// A user has changed the entry in the meantime.
+    Changed,
+    /// The worker of another user starts a run, perhaps on the same nodes.
+    Wait,
+}
+
+/// Marks a waiting entry as starting, unless the worker of another user starts one.
+fn begin(workspace: &Workspace, id: u32, starting: &QueueState) -> Result<Begin, Failure> {
+    patiently(|| {
+        workspace.queue().change(|entries, _| {
+            if entries.iter().any(is_started_by_other_user) {
+                return Ok(Begin::Wait);
+            }
+            let is_it = |entry: &&mut QueueEntry| entry.id == id && entry.state == QueueState::Waiting;
+            let entry = entries.iter_mut().find(is_it).filter(|entry| entry.owner.is_none());
+            Ok(entry.map_or(Begin::Changed, |entry| {
+                entry.state = starting.clone();
+                Begin::Start
+            }))
+        })
     })
+}
+
+/// Returns whether the worker of another user starts the run of an entry. If that worker was killed, its next worker repairs the entry.
+fn is_started_by_other_user(entry: &QueueEntry) -> bool {
+    let is_recent = |at_s: f64| (0.0..START_S).contains(&(now_s() - at_s));
+    entry.owner.is_some() && matches!(entry.state, QueueState::Starting { at_s, .. } if is_recent(at_s))
+}
+
+/// Changes the state of an entry of this user if the state still is `from`. Returns whether the state was changed.
+fn set_state(workspace: &Workspace, id: u32, from: &QueueState, to: QueueState) -> Result<bool, Failure> {
+    patiently(|| {
+        workspace.queue().change(|entries, _| {
+            let is_it = |entry: &&mut QueueEntry| entry.id == id && entry.state == *from && entry.owner.is_none();
+            Ok(entries.iter_mut().find(is_it).map(|entry| entry.state = to.clone()).is_some())
+        })
+    })
+}
+
+/// Repeats a change of the queue until another process releases the lock of the queue. Logs which process has it.
+fn patiently<T>(mut change: impl FnMut() -> Result<T, Failure>) -> Result<T, Failure> {
+    loop {
+        match change() {
+            Err(failure) if failure.code == ErrorCode::Locked => note!("{failure}"),
+            changed => return changed,
+        }
+    }
 }

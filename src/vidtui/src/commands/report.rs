@@ -14,12 +14,13 @@ use base64::engine::general_purpose::STANDARD;
 use camino::Utf8PathBuf;
 use cluster::{NodeId, hostlist};
 use rundir::{
-    Chart, Error, ErrorCode, Event, Failure, GpuModel, METRICS, NodeEnvironment, SampleSidecar, now_s, read_events,
-    read_regular,
+    BadVideo, Chart, Error, ErrorCode, Event, Failure, GpuModel, METRICS, NodeEnvironment, SampleFolder, SampleSidecar,
+    now_s, read_events,
 };
 use runstate::RunSummary;
 use std::fmt::Write;
 use std::fs;
+use std::io::Read;
 use ui::series::Marks;
 use units::terminal::printable;
 
@@ -101,9 +102,19 @@ fn chart(
     Ok(())
 }
 
-/// Adds the sampled videos, newest first: embeds up to `embed` bytes of them, and links the others.
+/// Adds the sampled videos, newest first: embeds up to `embed` bytes of them, and links the others. The page is made to be sent, and the
+/// run may be one of another user, so files outside of the run are left out, with the reason.
 fn samples(page: &mut Page, summary: &RunSummary, embed: u64) -> Result<(), Failure> {
     let folder = summary.dir.sample_folder(&summary.run);
+    let other_user = match &folder {
+        SampleFolder::OfRun(_) => None,
+        SampleFolder::Named { .. } => summary.dir.check_trusted("cannot add the samples").err(),
+    };
+    if let Some(untrusted) = other_user {
+        page.heading("Samples");
+        page.paragraph(&format!("The samples are outside of the run, and are left out: {}.", untrusted.why));
+        return Ok(());
+    }
     let samples = folder.list()?;
     if samples.is_empty() {
         return Ok(());
@@ -113,16 +124,21 @@ fn samples(page: &mut Page, summary: &RunSummary, embed: u64) -> Result<(), Fail
     for SampleSidecar { step, index, prompt, seed, .. } in samples.iter().rev() {
         let path = folder.video(*step, *index);
         let caption = format!("step {}, seed {seed}: {prompt}", units::grouped(*step));
-        let size = fs::metadata(&path).map(|file| file.len());
-        match size {
-            Ok(size) if size <= left => {
-                left -= size;
-                let bytes = read_regular(&path, embed).map_err(|error| Error::io("read", &path, error))?;
+        let video = folder.open_video(*step, *index).and_then(|file| {
+            let size = file.metadata().map_err(|error| BadVideo::Io(path.clone(), error))?.len();
+            Ok((file, size))
+        });
+        match video {
+            Ok((file, size)) if size <= left => {
+                let mut bytes = Vec::new();
+                // The file may grow.
+                let read = file.take(left).read_to_end(&mut bytes);
+                left -= read.map_err(|error| Error::io("read", &path, error))? as u64;
                 page.video(&bytes, &caption);
             }
             Ok(_) => page
                 .link(&fs::canonicalize(&path).map_or(path.to_string(), |path| path.display().to_string()), &caption),
-            Err(_) => page.paragraph(&format!("{caption} (the video was removed)")),
+            Err(why) => page.paragraph(&format!("{caption} ({why})")),
         }
     }
     Ok(())
@@ -357,3 +373,25 @@ pre { overflow-x: auto; padding: 1em; border: 1px solid var(--line); }
 figure { margin: 1em 0; } figcaption { color: var(--faint); } svg { width: 100%; height: auto; }
 .sample { display: inline-block; width: 31%; min-width: 260px; margin: 0 1% 1em 0; vertical-align: top; } video { width: 100%; }
 ";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_text_of_a_page_is_escaped_once() {
+        let hostile = "<script>\"'&\u{1b}]0;x\u{7}";
+        let mut page = Page::new(hostile);
+        page.heading(hostile);
+        page.paragraph(hostile);
+        page.pre(hostile);
+        page.table(&[vec![hostile.to_owned()]]);
+        page.figure("", hostile);
+        page.video(b"", hostile);
+        page.link(hostile, hostile);
+        let html = page.finish();
+        assert!(!html.contains("<script") && !html.contains('\u{1b}') && !html.contains('\u{7}'), "{html}");
+        assert_eq!(html.matches("&lt;script&gt;&quot;&#39;&amp;").count(), 9, "{html}");
+        assert!(!html.contains("&amp;lt;"), "{html}");
+    }
+}

@@ -199,8 +199,21 @@ fn recipe_of(weights: &SampledWeights) -> Result<Recipe, CommandError> {
     let real = weights.canonicalize_utf8().unwrap_or_else(|_| weights.clone());
     // The path of the weights is RUN or RUN/checkpoints/step-N.
     let run = real.ancestors().take(3).map(RunDir::new).find(|run| run.run_toml().exists());
-    let trained = run.map(|run| -> Result<Recipe, rundir::Error> { run.read_run()?.recipe() }).transpose();
-    Ok(Recipe::for_sampling(model, trained?.as_ref()).map_err(Failure::from)?)
+    let Some(run) = run else { return Ok(Recipe::for_sampling(model, None).map_err(Failure::from)?) };
+    let mut trained = run.read_run()?.recipe()?;
+    // The weights of another user are only data. The recipe beside them also sets environment variables and files to write.
+    if let Err(untrusted) = run.check_trusted("cannot use the whole recipe of the run") {
+        note!("warning: the environment, log and memory settings of its recipe are not used: {}", untrusted.why);
+        trained = only_data(trained, Recipe::for_sampling(model, None).map_err(Failure::from)?);
+    }
+    Ok(Recipe::for_sampling(model, Some(&trained)).map_err(Failure::from)?)
+}
+
+/// Returns a recipe without the settings that start programs, set their environment, or name files to write: these are those of
+/// `defaults`.
+fn only_data(recipe: Recipe, defaults: Recipe) -> Recipe {
+    let Recipe { trainer, command, env, log, run, memory, .. } = defaults;
+    Recipe { trainer, command, env, log, run, memory, ..recipe }
 }
 
 /// Applies the flags to the recipe. Returns the origin of each prompt, such as `line 3 of prompts.txt`, for errors.
@@ -331,4 +344,21 @@ fn report(dir: &RunDir, json: bool) -> Result<(), CommandError> {
         return output::json(&serde_json::json!({ "run": dir.name(), "dir": dir.root, "videos": videos }));
     }
     made.iter().try_for_each(|(path, _)| output::line(path.as_str()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_recipe_of_another_user_sets_no_environment_and_names_no_files_to_write() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/configs/valid/minimal.toml");
+        let sets = ["env.variables={LD_PRELOAD=\"/tmp/theirs.so\"}", "log.prometheus=/tmp/theirs", "sample.seed=7"];
+        let theirs = recipe::load(path.into(), &sets.map(str::to_owned)).unwrap().recipe;
+        assert!(!theirs.env.variables.is_empty());
+        let defaults = Recipe::for_sampling(&theirs.model, None).unwrap();
+        let used = only_data(theirs, defaults.clone());
+        assert_eq!((used.env, used.log, used.command), (defaults.env, defaults.log, defaults.command));
+        assert_eq!(used.sample.seed, 7);
+    }
 }

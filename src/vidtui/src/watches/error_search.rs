@@ -154,7 +154,7 @@ impl ErrorSearch {
 
 impl Reading {
     fn begin(part: Part, most: u64) -> io::Result<Self> {
-        let mut file = File::open(&part.path)?;
+        let mut file = rundir::open_regular(&part.path)?;
         file.seek(SeekFrom::Start(part.from))?;
         Ok(Self {
             reader: BufReader::with_capacity(READ_BYTES, file),

@@ -52,7 +52,7 @@ impl Workspace {
         let failed = |error: std::io::Error| {
             Failure::new(ErrorCode::of_io(&error), what, error.to_string(), format!("start it: {by_hand}"))
         };
-        let log = OpenOptions::new().create(true).append(true).open(log).map_err(failed)?;
+        let log = rundir::without_links(OpenOptions::new().create(true).append(true)).open(log).map_err(failed)?;
         let mut program = Command::new(std::env::current_exe().map_err(failed)?)
             .args(["--runs", self.runs.as_str()])
             .args(args)
@@ -71,13 +71,14 @@ impl Workspace {
     /// Plans to resume a run after a failure and checks the nodes. Nodes that fail a check are left out, and the plan is made again.
     ///
     /// # Errors
-    /// Too few nodes are fit, or the run cannot be resumed.
+    /// Too few nodes are fit, the run cannot be resumed, or its files could start programs of another user.
     pub fn plan_heal(
         &self,
         (summary, facts): &(RunSummary, RunFacts),
         settings: &RunSettings,
         failed: &FailedAttempt,
     ) -> Result<LaunchPlan, Failure> {
+        summary.dir.check_trusted(&format!("cannot resume {}", summary.run.id))?;
         let mut unfit: Vec<(NodeId, String)> = Vec::new();
         loop {
             let plan = self.plan_heal_without(summary, facts, settings, failed, &unfit)?;

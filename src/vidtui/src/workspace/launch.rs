@@ -30,6 +30,9 @@ impl Workspace {
     ///
     /// * `nodes` — the node flags of this resume. By default, the run continues on its own nodes with as many ranks as before.
     /// * `sets` — the keys of the recipe that change, as `section.key=value`.
+    ///
+    /// # Errors
+    /// The run cannot be resumed, or its files could start programs of another user.
     pub fn plan_resume(
         &self,
         dir: &RunDir,
@@ -39,6 +42,7 @@ impl Workspace {
         sets: &[String],
     ) -> Result<LaunchPlan, CommandError> {
         let (summary, facts) = self.summary(dir)?;
+        dir.check_trusted(&format!("cannot resume {}", summary.run.id))?;
         let checkpoints = other_trainers::checkpoints(dir)?;
         let mut recipe = summary.run.recipe()?;
         let mut changed = None;
@@ -71,6 +75,9 @@ impl Workspace {
     /// Plans the stage that follows the stage of a run. Starts nothing.
     ///
     /// * `step` — the step of the checkpoint that the stage starts from. By default, the newest complete checkpoint.
+    ///
+    /// # Errors
+    /// The run has no next stage, or its files could start programs of another user: they name the curriculum.
     pub fn plan_next(
         &self,
         dir: &RunDir,
@@ -81,6 +88,7 @@ impl Workspace {
         fitting: Fitting,
     ) -> Result<LaunchPlan, CommandError> {
         let (summary, facts) = self.summary(dir)?;
+        dir.check_trusted(&format!("cannot start the stage after {}", summary.run.id))?;
         let Some(path) = &summary.run.curriculum else {
             let why = "it was launched from a recipe file, not as a stage of a curriculum";
             let fix = format!("launch a recipe with its weights: vidtui launch RECIPE --init {}", summary.run.id);

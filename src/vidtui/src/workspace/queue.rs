@@ -164,7 +164,7 @@ impl Workspace {
     }
 
     /// Returns whether a run uses one of these nodes or may use it again.
-    fn are_in_use(&self, nodes: &[NodeId]) -> bool {
+    pub fn are_in_use(&self, nodes: &[NodeId]) -> bool {
         let uses_them = |dir: &RunDir| {
             let attempt = dir.latest_attempt().ok().flatten();
             attempt.is_some_and(|attempt| attempt.placement.ranks.iter().any(|place| nodes.contains(&place.node)))
@@ -182,7 +182,7 @@ impl Workspace {
         })
     }
 
-    /// Starts the worker of the queue, unless one runs.
+    /// Starts this user's worker of the queue, unless one runs.
     ///
     /// # Errors
     /// The program cannot be started.
@@ -206,8 +206,11 @@ fn before_in_queue(subject: &Subject, earlier: &[QueueEntry]) -> Option<u32> {
     let (curriculum, stage) = subject.stage().filter(|(_, stage)| stage.start == StageStart::Previous)?;
     let before = curriculum.stages.iter().take_while(|other| other.name != stage.name).last()?;
     let word = format!("{}:{}", curriculum.path, before.name);
-    let is_it =
-        |entry: &&QueueEntry| entry.launch.first() == Some(&word) && !matches!(entry.state, QueueState::Failed { .. });
+    // The words of another user are relative to another folder.
+    let is_it = |entry: &&QueueEntry| {
+        let may_train = entry.owner.is_none() && !matches!(entry.state, QueueState::Failed { .. });
+        may_train && entry.launch.first() == Some(&word)
+    };
     earlier.iter().rev().find(is_it).map(|entry| entry.id)
 }
 
