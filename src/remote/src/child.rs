@@ -15,7 +15,7 @@ const POLL_EVERY: Duration = Duration::from_millis(5);
 /// The time in which the pipes of a killed program must end.
 const LAST_OUTPUT: Duration = Duration::from_millis(200);
 
-/// What a program printed before it was killed, as far as it is known.
+/// The output of a program until it was killed. It may be incomplete.
 #[derive(Debug, Default)]
 pub(crate) struct Killed {
     pub stdout: Vec<u8>,

@@ -180,7 +180,7 @@ impl SampleFolder {
     }
 
     /// Returns the files of these prompts in a folder of the user: videos, sidecars and folders of frames. The list is empty for the folder
-    /// of a run, which no other run uses.
+    /// of a run: other runs do not write there.
     pub fn existing(&self, indices: impl Iterator<Item = usize>) -> Vec<Utf8PathBuf> {
         let Self::Named { .. } = self else { return Vec::new() };
         let files = indices.flat_map(|index| {

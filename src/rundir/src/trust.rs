@@ -59,7 +59,7 @@ fn fault(access: Access, user: u32) -> Option<Fault> {
     let is_file = mode & nix::libc::S_IFMT == nix::libc::S_IFREG;
     match () {
         () if uid != user && uid != 0 => Some(Fault::OtherOwner),
-        // Who replaces a file of a folder makes a file of another owner.
+        // A user who replaces a file of the folder is the owner of the new file.
         () if !is_file => None,
         () if mode & 0o002 != 0 => Some(Fault::Writable("o-w")),
         () if user == 0 && gid != 0 && mode & 0o020 != 0 => Some(Fault::Writable("g-w")),

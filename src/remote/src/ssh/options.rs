@@ -15,7 +15,7 @@ pub struct SshOption {
     pub override_value: Option<&'static str>,
 }
 
-/// What an option means for the connection to a node.
+/// The effect of an option on the connection to a node.
 #[derive(Debug, Clone, Copy)]
 pub enum Decision {
     /// Both clients honour it: `ssh -G` resolves it, or the libssh2 transport reads its value.

@@ -10,7 +10,7 @@ use std::fs;
 
 /// The folders with the texts that programs print.
 const SOURCES: [&str; 2] = ["src", "ui/src"];
-/// What placeholders are replaced with: the first value with which the command can be parsed.
+/// The values for placeholders. The test uses the first one with which a command can be parsed.
 const FILLERS: [&str; 7] = ["60", "latest", "60GiB", "2h", "--set=train.steps=9", "runs", "status"];
 /// Ends a command within a text.
 const ENDS: [char; 6] = ['`', '(', ')', ';', ',', '\n'];

@@ -104,7 +104,7 @@ impl FolderLock {
             return Err(CommandError::from(Failure::new(
                 ErrorCode::AlreadyExists,
                 format!("cannot encode into {folder}"),
-                format!("another `vidtui data encode` works in this folder: {holder} has locked it"),
+                format!("{holder} has locked it, as another `vidtui data encode` in this folder does"),
                 "wait until it ends, or give another folder with --out",
             )));
         }
