@@ -5,6 +5,7 @@ use std::path::Path;
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
     println!("cargo:rerun-if-changed=cpp");
+    println!("cargo:rerun-if-changed=../torch_error/cpp");
     // torch-sys sets this variable, except in its `doc-only` build, which has no libtorch to compile against.
     let Ok(lib) = std::env::var("DEP_TCH_LIBTORCH_LIB") else { return };
     let include = Path::new(&lib).with_file_name("include");
@@ -23,6 +24,7 @@ fn main() {
         // libtorch is built with NDEBUG. Without it, RecordFunction has another layout, and its inputs cannot be read.
         .define("NDEBUG", None)
         .define("_GLIBCXX_USE_CXX11_ABI", "1")
+        .include("../torch_error/cpp")
         .include("cpp/include")
         // System headers: the compiler does not report warnings in them.
         .flag("-isystem")

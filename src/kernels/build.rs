@@ -6,6 +6,7 @@ use std::process::Command;
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
     println!("cargo:rerun-if-changed=cpp");
+    println!("cargo:rerun-if-changed=../torch_error/cpp");
     // Not the folder: the code in `cuda/on_cpu` is for tests.
     for source in std::fs::read_dir("cuda").expect("the folder of the kernels").flatten().map(|entry| entry.path()) {
         if source.is_file() {
@@ -31,6 +32,7 @@ fn main() {
         .flag("-fassociative-math")
         .flag("-fno-signed-zeros")
         .define("_GLIBCXX_USE_CXX11_ABI", "1")
+        .include("../torch_error/cpp")
         // Include libtorch's headers as system headers, so that the compiler reports no warnings in them.
         .flag("-isystem")
         .flag(&include)

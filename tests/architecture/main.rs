@@ -13,10 +13,10 @@ use serde_json::Value;
 const OUTSIDE: [&str; 1] = ["tch"];
 
 /// The crates that call C++.
-const CPP: [&str; 2] = ["c10d", "kernels"];
+const CPP: [&str; 3] = ["c10d", "kernels", "torch_error"];
 
 /// The crates that may use unsafe code.
-const UNSAFE: [&str; 3] = ["c10d", "heap", "kernels"];
+const UNSAFE: [&str; 4] = ["c10d", "heap", "kernels", "torch_error"];
 
 /// The direct dependencies of each crate: the block of arrows in ARCHITECTURE.md.
 type Arrows = BTreeMap<String, BTreeSet<String>>;
@@ -120,7 +120,7 @@ fn each_folder_has_the_name_of_its_crate() {
 }
 
 #[test]
-fn every_crate_except_c10d_heap_and_kernels_forbids_unsafe_code() {
+fn only_c10d_heap_kernels_and_torch_error_may_use_unsafe_code() {
     assert!(read(&root().join("Cargo.toml")).contains("\nunsafe_code = \"forbid\"\n"));
     for package in packages().iter().filter(|p| !UNSAFE.contains(&name(p))) {
         let manifest = read(&folder(package).join("Cargo.toml"));
@@ -129,12 +129,14 @@ fn every_crate_except_c10d_heap_and_kernels_forbids_unsafe_code() {
 }
 
 #[test]
-fn only_c10d_and_kernels_contain_c_or_cpp() {
+fn only_c10d_kernels_and_torch_error_contain_c_or_cpp() {
     let root = root();
     let mut misplaced = Vec::new();
     for part in ["src", "ui", "tests"] {
         walk(&root.join(part), &["c", "cc", "cpp", "cu", "h", "hpp"], &mut |path| {
-            if !CPP.iter().any(|name| path.starts_with(root.join("src").join(name))) {
+            let is_allowed = CPP.iter().any(|name| path.starts_with(root.join("src").join(name)));
+            // A library that tests preload.
+            if !is_allowed && !path.starts_with(root.join("tests/faults")) {
                 misplaced.push(path.to_owned());
             }
         });

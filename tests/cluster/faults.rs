@@ -10,6 +10,7 @@ use cluster::NodeId;
 use rundir::Cause;
 use rundir::ErrorCode;
 
+use crate::operator_faults;
 use crate::site::{SMALL, TestSite, assert_down_soon, losses};
 
 const NODES: &str = "--hostfile hostfiles/rig.txt";
@@ -104,6 +105,40 @@ fn a_killed_rank_is_the_first_cause_and_ends_the_ranks_of_all_nodes() {
     }
     // The time starts when the rank ended, according to its supervisor.
     assert_down_soon(&run, 1, &others, exit("node03").ranks[0].ended_s);
+}
+
+#[test]
+fn a_gpu_that_fails_on_one_node_is_the_cause_on_all_nodes_and_healing_leaves_the_node_out() {
+    let Some(site) = TestSite::new() else { return };
+    let Some(fault) = operator_faults::environment(site.rig.share().as_std_path(), "ecc", 2, 60) else { return };
+    let fault: String = fault.iter().map(|(name, value)| format!(" --set env.variables.{name}={value}")).collect();
+    let heals = "--set run.on_failure=resume --set run.shrink=true --set checkpoint.interval=2";
+    let run = site.launch(&format!("{NODES} {heals}{fault}"), 40);
+    site.until("the run was resumed", || run.attempt_numbers().is_ok_and(|attempts| attempts.len() > 1));
+    let exit = |node: &str| run.read_exit(&NodeId::new(node).unwrap(), 1).unwrap().unwrap().failure.unwrap();
+    let own = exit("node03");
+    assert_eq!((own.code, own.cause.clone()), (ErrorCode::DeviceFailed, Cause::Root), "{own}");
+    assert!(own.why.contains("uncorrectable ECC error") && own.fix.contains("nvidia-smi"), "{own}");
+    for node in ["node01", "node02", "node04"] {
+        let other = exit(node);
+        assert_eq!(other.cause, Cause::Peer(NodeId::new("node03").ok()), "{other}");
+    }
+    let second = run.read_attempt(2).unwrap().placement;
+    assert!(second.by_node().iter().all(|(node, _)| node.as_str() != "node03"), "{second:?}");
+    site.vidtui("kill latest --yes --wait");
+}
+
+#[test]
+fn a_rank_that_stops_answering_is_named_with_its_node() {
+    let Some(site) = TestSite::new() else { return };
+    let run = site.launch(&format!("{NODES} --set train.collective_timeout_s=25"), 1000);
+    site.until_step(&run, 1, 2);
+    let stopped = site.rig.command_on("node03", "pkill").args(["-STOP", "-f", "vidtui-train rank"]).status().unwrap();
+    assert!(stopped.success());
+    site.until("every process is gone", || site.all_gone());
+    let failure = site.failure();
+    assert_eq!((failure.code, failure.cause.node()), (ErrorCode::PeerLost, NodeId::new("node03").ok().as_ref()));
+    assert!(failure.why.starts_with("rank 2 on node node03 stopped answering: no heartbeat for "), "{failure}");
 }
 
 #[test]

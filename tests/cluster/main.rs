@@ -9,6 +9,8 @@ mod encode;
 mod faults;
 mod heal;
 mod life;
+#[path = "../faults/mod.rs"]
+mod operator_faults;
 mod power;
 mod preflight;
 #[path = "../console/pty.rs"]

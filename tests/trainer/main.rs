@@ -4,8 +4,11 @@
 
 mod adapters;
 mod encode;
+mod faults;
 mod harness;
 mod memory;
+#[path = "../faults/mod.rs"]
+mod operator_faults;
 #[path = "../oracle/mod.rs"]
 mod oracle;
 mod samples;

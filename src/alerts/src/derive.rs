@@ -96,6 +96,37 @@ pub fn of_event(run: &Run, event: &Event, now_s: f64) -> Option<Alert> {
     Some(parts.alert(run, event.attempt, event.step, event.t, now_s))
 }
 
+/// The time within which two failures of the GPUs of a node raise an alert.
+const DAY_S: f64 = 24.0 * 3600.0;
+
+/// Returns the alert about a node whose GPUs failed for the second time within a day; `None` for other events. A single failure only makes
+/// the next attempt use other nodes.
+///
+/// * `before` — the events of the run, which may contain `event` itself.
+pub fn of_repeated_fault(run: &Run, before: &[Event], event: &Event, now_s: f64) -> Option<Alert> {
+    let faulty_node = |event: &Event| match &event.kind {
+        EventKind::HealStarted { code: ErrorCode::DeviceFailed, failed_node, .. } => failed_node.clone(),
+        _ => None,
+    };
+    let node = faulty_node(event)?;
+    let is_earlier = |other: &&Event| {
+        other.attempt < event.attempt && event.t - other.t < DAY_S && faulty_node(other).as_ref() == Some(&node)
+    };
+    let earlier = before.iter().rev().find(is_earlier)?;
+    let what = format!("the GPUs of node {node} failed twice within a day");
+    let parts = Parts {
+        why: format!(
+            "in attempts {} and {}; the run leaves the node out while there are others",
+            earlier.attempt, event.attempt
+        ),
+        fix: format!(
+            "take node {node} out of service and have its GPUs checked: nvidia-smi -q -d ECC,ROW_REMAPPER; dmesg | grep Xid"
+        ),
+        ..Parts::new(AlertKind::Failed, what)
+    };
+    Some(parts.subject(&node).alert(run, event.attempt, event.step, event.t, now_s))
+}
+
 /// Returns the alert about a finding; `None` for a finding that raises no alert.
 pub(crate) fn of_finding(run: &Run, attempt: u32, step: Option<u64>, finding: &Finding, now_s: f64) -> Option<Alert> {
     let kind = match finding.rule {

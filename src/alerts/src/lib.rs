@@ -18,7 +18,7 @@ mod tests;
 mod watch;
 
 pub use channel::{SendError, TestResult, example, test_alert};
-pub use derive::of_event;
+pub use derive::{of_event, of_repeated_fault};
 pub use message::{body, title};
 pub use outbox::{Limits, Outbox};
 pub use settings::{Channel, OscForm, Settings, Target};

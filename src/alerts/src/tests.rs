@@ -454,3 +454,23 @@ fn a_failure_that_a_healer_handles_is_left_to_it() {
     let kinds = reports.map(|kind| of_event(&run(), &Event::new(1.0, 2, None, kind), 2.0).map(|alert| alert.kind));
     assert_eq!(kinds, [Some(AlertKind::Healed), Some(AlertKind::OutOfMemory)]);
 }
+
+#[test]
+fn gpus_of_a_node_that_fail_twice_within_a_day_raise_an_alert_and_others_do_not() {
+    let healed = |hours: f64, attempt: u32, code, name: &str| {
+        let kind = EventKind::HealStarted { code, at_step: 40, failed_node: Some(node(name)) };
+        Event::new(hours * 3600.0, attempt, None, kind)
+    };
+    let first = healed(0.0, 1, ErrorCode::DeviceFailed, "ml-2");
+    let repeated = |event: &Event| crate::of_repeated_fault(&run(), &[first.clone(), event.clone()], event, event.t);
+    let alert = repeated(&healed(23.0, 3, ErrorCode::DeviceFailed, "ml-2")).unwrap();
+    assert_eq!((alert.kind, alert.attempt, alert.subject.as_str()), (AlertKind::Failed, 3, "ml-2"));
+    for other in [
+        healed(25.0, 3, ErrorCode::DeviceFailed, "ml-2"),
+        healed(23.0, 3, ErrorCode::DeviceFailed, "ml-1"),
+        healed(23.0, 3, ErrorCode::RankKilled, "ml-2"),
+        first.clone(),
+    ] {
+        assert_eq!(repeated(&other).map(|alert| alert.what), None, "{other:?}");
+    }
+}

@@ -1,6 +1,6 @@
 //! Watches the files of one attempt on the node of rank 0, and raises the alerts of the attempt.
 
-use crate::derive::{of_end, of_event, of_finding};
+use crate::derive::{of_end, of_event, of_finding, of_repeated_fault};
 use crate::outbox::Outbox;
 use health::{Disk, Evidence, FirstSeen, NodeEvidence};
 use nix::sys::statvfs::statvfs;
@@ -124,7 +124,8 @@ impl Watch {
             if matches!(event.kind, EventKind::NodeLost { .. }) && !facts.is_independent {
                 continue;
             }
-            if let Some(alert) = of_event(&self.meta, event, now_s) {
+            let repeated = of_repeated_fault(&self.meta, &facts.newest.events, event, now_s);
+            for alert in of_event(&self.meta, event, now_s).into_iter().chain(repeated) {
                 self.outbox.raise(alert);
             }
         }

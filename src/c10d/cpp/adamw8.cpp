@@ -118,7 +118,7 @@ extern "C" {
 // One AdamW step on the CPU over `n` fp32 elements, of which the first is element `phase` of its block.
 //
 // The maps are 256 ascending fp32 values, and the 255 boundaries between them.
-char* vidtui_adamw8(const at::Tensor* param, const at::Tensor* grad, const at::Tensor* first_codes,
+TorchError* vidtui_adamw8(const at::Tensor* param, const at::Tensor* grad, const at::Tensor* first_codes,
                     const at::Tensor* first_scales, const at::Tensor* second_codes, const at::Tensor* second_scales,
                     const at::Tensor* signed_map, const at::Tensor* signed_boundaries, const at::Tensor* unsigned_map,
                     const at::Tensor* unsigned_boundaries, int64_t phase, double grad_scale, double lr, double beta1,

@@ -54,12 +54,20 @@ int vidtui_cuda_version() {
   return CUDART_VERSION;
 }
 
-char* vidtui_cuda_set_device(int index) {
+TorchError* vidtui_cuda_set_device(int index) {
   return guarded([&] { c10::cuda::set_device(static_cast<c10::DeviceIndex>(index)); });
 }
 
+// Throws the error of a device, if it has one.
+TorchError* vidtui_cuda_check(int index) {
+  return guarded([&] {
+    const c10::impl::VirtualGuardImpl cuda(at::kCUDA);
+    (void)cuda.queryStream(cuda.getStream(at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(index))));
+  });
+}
+
 // Creates the communicator here, so that ranks connect now and not in their first collective.
-char* vidtui_group_nccl(StoreHandle* store, const char* prefix, int rank, int size, int64_t timeout_ms, int device,
+TorchError* vidtui_group_nccl(StoreHandle* store, const char* prefix, int rank, int size, int64_t timeout_ms, int device,
                         GroupHandle** out) {
   return guarded([&] {
     const at::Device place(at::kCUDA, static_cast<c10::DeviceIndex>(device));
@@ -75,12 +83,12 @@ char* vidtui_group_nccl(StoreHandle* store, const char* prefix, int rank, int si
 }
 
 // Returns libtorch's record of the last collectives of NCCL groups as JSON.
-char* vidtui_collectives_nccl(char** out) {
+TorchError* vidtui_collectives_nccl(char** out) {
   return guarded([&] { *out = copy_text(c10d::dump_nccl_trace_json(true, false).c_str()); });
 }
 
 // Bytes of tensors on a device, now and at their peak.
-char* vidtui_cuda_memory(int device, int64_t* now, int64_t* peak) {
+TorchError* vidtui_cuda_memory(int device, int64_t* now, int64_t* peak) {
   return guarded([&] {
     const auto stats = c10::cuda::CUDACachingAllocator::getDeviceStats(static_cast<c10::DeviceIndex>(device));
     const auto& all = stats.allocated_bytes[static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE)];
@@ -90,7 +98,7 @@ char* vidtui_cuda_memory(int device, int64_t* now, int64_t* peak) {
 }
 
 // A page-locked host tensor with the size and dtype of `like`, for asynchronous copies.
-char* vidtui_cuda_pinned(const at::Tensor* like, at::Tensor** out) {
+TorchError* vidtui_cuda_pinned(const at::Tensor* like, at::Tensor** out) {
   return guarded([&] {
     const auto options = at::TensorOptions().dtype(like->scalar_type()).device(at::kCPU).pinned_memory(true);
     *out = new at::Tensor(at::empty(like->sizes(), options));
@@ -98,7 +106,7 @@ char* vidtui_cuda_pinned(const at::Tensor* like, at::Tensor** out) {
 }
 
 // Enqueues a copy on the current stream; an event recorded later marks its end.
-char* vidtui_cuda_copy(const at::Tensor* to, const at::Tensor* from) {
+TorchError* vidtui_cuda_copy(const at::Tensor* to, const at::Tensor* from) {
   return guarded([&] {
     at::NoGradGuard no_grad;
     to->copy_(*from, true);
@@ -106,7 +114,7 @@ char* vidtui_cuda_copy(const at::Tensor* to, const at::Tensor* from) {
 }
 
 // Records an event after all work that is enqueued on the current stream.
-char* vidtui_cuda_event(EventHandle** out) {
+TorchError* vidtui_cuda_event(EventHandle** out) {
   return guarded([&] {
     const c10::impl::VirtualGuardImpl cuda(at::kCUDA);
     auto handle = std::make_unique<EventHandle>();
@@ -117,7 +125,7 @@ char* vidtui_cuda_event(EventHandle** out) {
 
 // Enqueues a copy on a stream for copies, after all work that is enqueued on the current stream, and returns an event after the copy. One
 // of the tensors is in page-locked memory.
-char* vidtui_cuda_copy_beside(const at::Tensor* to, const at::Tensor* from, int stream, EventHandle** out) {
+TorchError* vidtui_cuda_copy_beside(const at::Tensor* to, const at::Tensor* from, int stream, EventHandle** out) {
   return guarded([&] {
     const c10::impl::VirtualGuardImpl cuda(at::kCUDA);
     const auto current = cuda.getStream(cuda.getDevice());
@@ -141,7 +149,7 @@ char* vidtui_cuda_copy_beside(const at::Tensor* to, const at::Tensor* from, int 
 }
 
 // Lets the work that is enqueued later on the current stream wait for the event. The host does not wait.
-char* vidtui_cuda_event_block(EventHandle* event) {
+TorchError* vidtui_cuda_event_block(EventHandle* event) {
   return guarded([&] {
     const c10::impl::VirtualGuardImpl cuda(at::kCUDA);
     event->event.block(cuda.getStream(cuda.getDevice()));
@@ -150,7 +158,7 @@ char* vidtui_cuda_event_block(EventHandle* event) {
 
 // Returns the state of the caching allocator of a device as JSON: totals, one object per segment, and the
 // sizes of the largest tensors.
-char* vidtui_cuda_snapshot(int device, char** out) {
+TorchError* vidtui_cuda_snapshot(int device, char** out) {
   return guarded([&] {
     namespace allocator = c10::cuda::CUDACachingAllocator;
     const auto index = static_cast<c10::DeviceIndex>(device);
@@ -182,18 +190,17 @@ char* vidtui_cuda_snapshot(int device, char** out) {
   });
 }
 
-char* vidtui_cuda_event_wait(EventHandle* event) {
+TorchError* vidtui_cuda_event_wait(EventHandle* event) {
   return guarded([&] { event->event.synchronize(); });
 }
 
 // Both events must be complete.
-char* vidtui_cuda_event_seconds(EventHandle* from, EventHandle* to, double* seconds) {
+TorchError* vidtui_cuda_event_seconds(EventHandle* from, EventHandle* to, double* seconds) {
   return guarded([&] { *seconds = from->event.elapsedTime(to->event) / 1e3; });
 }
 
 void vidtui_cuda_event_drop(EventHandle* event) {
-  char* error = guarded([&] { delete event; });
-  std::free(error);
+  drop_error(guarded([&] { delete event; }));
 }
 
 }  // extern "C"

@@ -8,7 +8,7 @@
 extern "C" {
 
 // Bytes of memory that a device has.
-char* vidtui_cuda_total(int device, int64_t* bytes) {
+TorchError* vidtui_cuda_total(int device, int64_t* bytes) {
   return guarded([&] {
     c10::DeviceAllocator* allocator = c10::getDeviceAllocator(at::kCUDA);
     *bytes = static_cast<int64_t>(allocator->getMemoryInfo(static_cast<c10::DeviceIndex>(device)).second);

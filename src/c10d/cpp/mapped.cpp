@@ -35,7 +35,7 @@ extern "C" {
 
 // A CPU tensor of zeros of a size, with the dtype of `like`, whose memory is a new file in `folder`. The file's space is reserved
 // here, because a write to a mapping cannot report a full disk.
-char* vidtui_mapped_zeros(const char* folder, const int64_t* size, size_t dims, const at::Tensor* like,
+TorchError* vidtui_mapped_zeros(const char* folder, const int64_t* size, size_t dims, const at::Tensor* like,
                           at::Tensor** out) {
   return guarded([&] {
     const auto type = like->scalar_type();
@@ -62,7 +62,7 @@ char* vidtui_mapped_zeros(const char* folder, const int64_t* size, size_t dims, 
 }
 
 // Takes the pages of a tensor of vidtui_mapped_zeros out of the process's memory. The file keeps their content.
-char* vidtui_mapped_release(const at::Tensor* tensor) {
+TorchError* vidtui_mapped_release(const at::Tensor* tensor) {
   return guarded([&] {
     const auto& storage = tensor->storage();
     if (storage.nbytes() > 0 && madvise(storage.mutable_data(), storage.nbytes(), MADV_DONTNEED) != 0) {
@@ -74,14 +74,13 @@ char* vidtui_mapped_release(const at::Tensor* tensor) {
 // Lets the operators of this thread compute in it alone.
 void vidtui_compute_alone() {
   // libtorch sets the number of a thread's helpers when the thread first needs it.
-  char* error = guarded([] { (void)at::get_num_threads(); });
-  std::free(error);
+  drop_error(guarded([] { (void)at::get_num_threads(); }));
   omp_set_num_threads(1);
 }
 
 // Copies one contiguous CPU tensor to another of the same length in this thread alone. libtorch's own copy would start threads that
 // compete with those that compute.
-char* vidtui_copy_in_thread(const at::Tensor* to, const at::Tensor* from) {
+TorchError* vidtui_copy_in_thread(const at::Tensor* to, const at::Tensor* from) {
   return guarded([&] {
     TORCH_CHECK(to->is_contiguous() && from->is_contiguous() && to->numel() == from->numel(), "sizes differ");
     TORCH_CHECK(to->is_cpu() && from->is_cpu(), "both tensors must be on the CPU");

@@ -6,8 +6,8 @@ struct EventHandle;
 
 namespace {
 
-char* missing() {
-  return copy_text("this program was built without CUDA");
+TorchError* missing() {
+  return missing_feature("this program was built without CUDA");
 }
 
 }  // namespace
@@ -18,55 +18,59 @@ int vidtui_cuda_version() {
   return 0;
 }
 
-char* vidtui_cuda_set_device(int) {
+TorchError* vidtui_cuda_set_device(int) {
   return missing();
 }
 
-char* vidtui_group_nccl(StoreHandle*, const char*, int, int, int64_t, int, GroupHandle**) {
+TorchError* vidtui_cuda_check(int) {
   return missing();
 }
 
-char* vidtui_collectives_nccl(char**) {
+TorchError* vidtui_group_nccl(StoreHandle*, const char*, int, int, int64_t, int, GroupHandle**) {
   return missing();
 }
 
-char* vidtui_cuda_memory(int, int64_t*, int64_t*) {
+TorchError* vidtui_collectives_nccl(char**) {
   return missing();
 }
 
-char* vidtui_cuda_pinned(const at::Tensor*, at::Tensor**) {
+TorchError* vidtui_cuda_memory(int, int64_t*, int64_t*) {
   return missing();
 }
 
-char* vidtui_cuda_copy(const at::Tensor*, const at::Tensor*) {
+TorchError* vidtui_cuda_pinned(const at::Tensor*, at::Tensor**) {
   return missing();
 }
 
-char* vidtui_cuda_event(EventHandle**) {
+TorchError* vidtui_cuda_copy(const at::Tensor*, const at::Tensor*) {
   return missing();
 }
 
-char* vidtui_cuda_copy_beside(const at::Tensor*, const at::Tensor*, int, EventHandle**) {
+TorchError* vidtui_cuda_event(EventHandle**) {
   return missing();
 }
 
-char* vidtui_cuda_event_block(EventHandle*) {
+TorchError* vidtui_cuda_copy_beside(const at::Tensor*, const at::Tensor*, int, EventHandle**) {
   return missing();
 }
 
-char* vidtui_cuda_snapshot(int, char**) {
+TorchError* vidtui_cuda_event_block(EventHandle*) {
   return missing();
 }
 
-char* vidtui_cuda_total(int, int64_t*) {
+TorchError* vidtui_cuda_snapshot(int, char**) {
   return missing();
 }
 
-char* vidtui_cuda_event_wait(EventHandle*) {
+TorchError* vidtui_cuda_total(int, int64_t*) {
   return missing();
 }
 
-char* vidtui_cuda_event_seconds(EventHandle*, EventHandle*, double*) {
+TorchError* vidtui_cuda_event_wait(EventHandle*) {
+  return missing();
+}
+
+TorchError* vidtui_cuda_event_seconds(EventHandle*, EventHandle*, double*) {
   return missing();
 }
 

@@ -17,7 +17,7 @@ struct ScopeHandle {
 extern "C" {
 
 // Starts to record the operators of the calling thread and of the autograd threads that it starts, with their kernels on a GPU.
-char* vidtui_profile_begin(int with_cuda) {
+TorchError* vidtui_profile_begin(int with_cuda) {
   return guarded([&] {
     const profiler::ProfilerConfig config(profiler::ProfilerState::KINETO, /*report_input_shapes=*/true);
     std::set<profiler::ActivityType> activities{profiler::ActivityType::CPU};
@@ -28,12 +28,12 @@ char* vidtui_profile_begin(int with_cuda) {
 }
 
 // Ends the recording and writes the trace.
-char* vidtui_profile_end(const char* path) {
+TorchError* vidtui_profile_end(const char* path) {
   return guarded([&] { profiler::disableProfiler()->save(path); });
 }
 
 // Begins a named range of the calling thread, which is recorded while the profiler runs.
-char* vidtui_scope_begin(const char* name, ScopeHandle** out) {
+TorchError* vidtui_scope_begin(const char* name, ScopeHandle** out) {
   return guarded([&] {
     auto handle = std::make_unique<ScopeHandle>();
     if (handle->scope.isActive()) handle->scope.before(std::string(name));
@@ -42,8 +42,7 @@ char* vidtui_scope_begin(const char* name, ScopeHandle** out) {
 }
 
 void vidtui_scope_end(ScopeHandle* scope) {
-  char* error = guarded([&] { delete scope; });
-  std::free(error);
+  drop_error(guarded([&] { delete scope; }));
 }
 
 }  // extern "C"

@@ -1,7 +1,7 @@
 // The C interface of PyTorch's distributed engine and of the optimizer step that tch does not bind.
 //
-// Every function returns nullptr, or an error message to free with vidtui_c10d_free: no exception crosses
-// into Rust. Tensors are passed as `at::Tensor*`, the type of tch's pointers; this file creates and frees the handles.
+// No exception crosses into Rust: see torch_error.h. Tensors are passed as `at::Tensor*`, the type of tch's pointers; this file creates
+// and frees the handles.
 
 #include "shim.h"
 
@@ -39,7 +39,7 @@ std::mutex& starting() {
 }
 
 template <typename F>
-char* start(GroupHandle* group, WorkHandle** out, F&& body) noexcept {
+TorchError* start(GroupHandle* group, WorkHandle** out, F&& body) noexcept {
   return guarded([&] {
     const std::lock_guard<std::mutex> lock(starting());
     // Collectives are not part of an autograd graph, even if their tensors require gradients.
@@ -273,13 +273,9 @@ void adamw_range(const AdamW c, int64_t n, float* __restrict__ p, const float* _
 
 extern "C" {
 
-void vidtui_c10d_free(char* text) {
-  std::free(text);
-}
-
 // ---- store
 
-char* vidtui_store_tcp(const char* host, uint16_t port, size_t world_size, int is_server, int64_t timeout_ms,
+TorchError* vidtui_store_tcp(const char* host, uint16_t port, size_t world_size, int is_server, int64_t timeout_ms,
                        StoreHandle** out) {
   return guarded([&] {
     c10d::TCPStoreOptions options;
@@ -293,7 +289,7 @@ char* vidtui_store_tcp(const char* host, uint16_t port, size_t world_size, int i
   });
 }
 
-char* vidtui_store_file(const char* path, int world_size, int64_t timeout_ms, StoreHandle** out) {
+TorchError* vidtui_store_file(const char* path, int world_size, int64_t timeout_ms, StoreHandle** out) {
   return guarded([&] {
     auto store = c10::make_intrusive<c10d::FileStore>(std::string(path), world_size);
     store->setTimeout(Milliseconds(timeout_ms));
@@ -302,20 +298,19 @@ char* vidtui_store_file(const char* path, int world_size, int64_t timeout_ms, St
 }
 
 void vidtui_store_drop(StoreHandle* store) {
-  char* error = guarded([&] { delete store; });
-  std::free(error);
+  drop_error(guarded([&] { delete store; }));
 }
 
 uint16_t vidtui_store_port(const StoreHandle* store) {
   return store->port;
 }
 
-char* vidtui_store_set(StoreHandle* store, const char* key, const uint8_t* bytes, size_t len) {
+TorchError* vidtui_store_set(StoreHandle* store, const char* key, const uint8_t* bytes, size_t len) {
   return guarded([&] { store->store->set(key, std::vector<uint8_t>(bytes, bytes + len)); });
 }
 
-// Writes a malloc'ed buffer to `out` (freed with vidtui_c10d_free) and its length to `len`.
-char* vidtui_store_get(StoreHandle* store, const char* key, char** out, size_t* len) {
+// Writes a malloc'ed buffer to `out` (freed with free(3)) and its length to `len`.
+TorchError* vidtui_store_get(StoreHandle* store, const char* key, char** out, size_t* len) {
   return guarded([&] {
     const std::vector<uint8_t> value = store->store->get(key);
     // One byte more, because malloc(0) may return nullptr.
@@ -327,13 +322,13 @@ char* vidtui_store_get(StoreHandle* store, const char* key, char** out, size_t* 
   });
 }
 
-char* vidtui_store_add(StoreHandle* store, const char* key, int64_t value, int64_t* out) {
+TorchError* vidtui_store_add(StoreHandle* store, const char* key, int64_t value, int64_t* out) {
   return guarded([&] { *out = store->store->add(key, value); });
 }
 
 // ---- group
 
-char* vidtui_group_gloo(StoreHandle* store, const char* prefix, int rank, int size, int64_t timeout_ms,
+TorchError* vidtui_group_gloo(StoreHandle* store, const char* prefix, int rank, int size, int64_t timeout_ms,
                         const char* interface, GroupHandle** out) {
   return guarded([&] {
     auto options = c10d::ProcessGroupGloo::Options::create(Milliseconds(timeout_ms));
@@ -349,25 +344,24 @@ char* vidtui_group_gloo(StoreHandle* store, const char* prefix, int rank, int si
 }
 
 // Sets the timeout of the collectives that start later.
-char* vidtui_group_set_timeout(GroupHandle* group, int64_t timeout_ms) {
+TorchError* vidtui_group_set_timeout(GroupHandle* group, int64_t timeout_ms) {
   return guarded([&] { group->backend->setTimeout(Milliseconds(timeout_ms)); });
 }
 
 // Returns libtorch's record of the last collectives of CPU groups as JSON.
-char* vidtui_collectives(char** out) {
+TorchError* vidtui_collectives(char** out) {
   return guarded([&] { *out = copy_text(c10d::dump_fr_trace_json(true, false).c_str()); });
 }
 
 void vidtui_group_drop(GroupHandle* group) {
-  char* error = guarded([&] {
+  drop_error(guarded([&] {
     const std::unique_ptr<GroupHandle> owned(group);
     // NCCL's threads must end before the objects that they watch; gloo's threads end by themselves.
     if (owned->device) owned->backend->shutdown();
-  });
-  std::free(error);
+  }));
 }
 
-char* vidtui_group_all_reduce(GroupHandle* group, const at::Tensor* const* tensors, size_t count, int op,
+TorchError* vidtui_group_all_reduce(GroupHandle* group, const at::Tensor* const* tensors, size_t count, int op,
                               WorkHandle** out) {
   return start(group, out, [&](c10d::Backend& backend, auto& works) {
     start_together(backend, works, count, [&](size_t i) {
@@ -380,7 +374,7 @@ char* vidtui_group_all_reduce(GroupHandle* group, const at::Tensor* const* tenso
   });
 }
 
-char* vidtui_group_all_gather_into(GroupHandle* group, const at::Tensor* const* outputs,
+TorchError* vidtui_group_all_gather_into(GroupHandle* group, const at::Tensor* const* outputs,
                                    const at::Tensor* const* inputs, size_t count, WorkHandle** out) {
   return start(group, out, [&](c10d::Backend& backend, auto& works) {
     start_together(backend, works, count, [&](size_t i) {
@@ -392,7 +386,7 @@ char* vidtui_group_all_gather_into(GroupHandle* group, const at::Tensor* const* 
 }
 
 // Writes this rank's part of the reduced `input` to `output`. For NCCL only: gloo's takes longer than an exchange.
-char* vidtui_group_reduce_scatter(GroupHandle* group, const at::Tensor* output, const at::Tensor* input, int op,
+TorchError* vidtui_group_reduce_scatter(GroupHandle* group, const at::Tensor* output, const at::Tensor* input, int op,
                                   WorkHandle** out) {
   return start(group, out, [&](c10d::Backend& backend, auto& works) {
     at::Tensor to = *output, from = *input;
@@ -404,7 +398,7 @@ char* vidtui_group_reduce_scatter(GroupHandle* group, const at::Tensor* output, 
 }
 
 // Sends part `r` of `input` to rank `r` and receives the other ranks' parts for this rank, in rank order, into `parts`.
-char* vidtui_group_exchange(GroupHandle* group, const at::Tensor* input, const at::Tensor* parts, WorkHandle** out) {
+TorchError* vidtui_group_exchange(GroupHandle* group, const at::Tensor* input, const at::Tensor* parts, WorkHandle** out) {
   return start(group, out, [&](c10d::Backend& backend, auto& works) {
     const int64_t size = backend.getSize(), rank = backend.getRank(), len = input->numel() / size;
     const int tag = static_cast<int>(group->next_tag++ & 0x7fffffff);
@@ -423,7 +417,7 @@ char* vidtui_group_exchange(GroupHandle* group, const at::Tensor* input, const a
   });
 }
 
-char* vidtui_group_broadcast(GroupHandle* group, const at::Tensor* tensor, int root, WorkHandle** out) {
+TorchError* vidtui_group_broadcast(GroupHandle* group, const at::Tensor* tensor, int root, WorkHandle** out) {
   return start(group, out, [&](c10d::Backend& backend, auto& works) {
     std::vector<at::Tensor> tensors{*tensor};
     c10d::BroadcastOptions options;
@@ -432,7 +426,7 @@ char* vidtui_group_broadcast(GroupHandle* group, const at::Tensor* tensor, int r
   });
 }
 
-char* vidtui_group_barrier(GroupHandle* group, WorkHandle** out) {
+TorchError* vidtui_group_barrier(GroupHandle* group, WorkHandle** out) {
   return start(group, out, [&](c10d::Backend& backend, auto& works) {
     c10d::BarrierOptions options;
     options.device = group->device;
@@ -450,17 +444,16 @@ void vidtui_group_sent(const GroupHandle* group, uint64_t* sent) {
 
 // The seconds that this rank waited for collectives of the group since the last call. On a GPU the waits must be over, or the host
 // waits for them.
-char* vidtui_group_take_waited(GroupHandle* group, double* seconds) {
+TorchError* vidtui_group_take_waited(GroupHandle* group, double* seconds) {
   return guarded([&] { *seconds = group->tally->waited.take(); });
 }
 
 void vidtui_group_drop_waited(GroupHandle* group) {
-  char* error = guarded([&] { group->tally->waited.drop(); });
-  std::free(error);
+  drop_error(guarded([&] { group->tally->waited.drop(); }));
 }
 
 // Waits, then frees the handle, also after an error.
-char* vidtui_work_wait(WorkHandle* work) {
+TorchError* vidtui_work_wait(WorkHandle* work) {
   return guarded([&] {
     std::unique_ptr<WorkHandle> owned(work);
     owned->tally->waited.during(owned->device, [&] {
@@ -470,7 +463,7 @@ char* vidtui_work_wait(WorkHandle* work) {
 }
 
 // `kind` is 0 copy to, 1 gather from; the result is a new tensor.
-char* vidtui_group_parallel(GroupHandle* group, const at::Tensor* x, int kind, at::Tensor** out) {
+TorchError* vidtui_group_parallel(GroupHandle* group, const at::Tensor* x, int kind, at::Tensor** out) {
   return guarded([&] {
     const Group ranks{group->backend, group->tally};
     *out = new at::Tensor(static_cast<Parallel>(kind) == Parallel::CopyTo ? Blocking<Parallel::CopyTo>::apply(*x, ranks)
@@ -479,7 +472,7 @@ char* vidtui_group_parallel(GroupHandle* group, const at::Tensor* x, int kind, a
 }
 
 // `kind` is 0 gather `len` tokens, 1 reduce tokens.
-char* vidtui_tokens_start(GroupHandle* group, const at::Tensor* x, int kind, int64_t len, TokensHandle** out) {
+TorchError* vidtui_tokens_start(GroupHandle* group, const at::Tensor* x, int kind, int64_t len, TokensHandle** out) {
   return guarded([&] {
     const auto of = static_cast<Tokens::Kind>(kind);
     auto handle = std::make_unique<TokensHandle>();
@@ -491,7 +484,7 @@ char* vidtui_tokens_start(GroupHandle* group, const at::Tensor* x, int kind, int
 }
 
 // Waits and returns the result as a new tensor; then frees the handle, also after an error.
-char* vidtui_tokens_wait(TokensHandle* handle, at::Tensor** out) {
+TorchError* vidtui_tokens_wait(TokensHandle* handle, at::Tensor** out) {
   return guarded([&] {
     const std::unique_ptr<TokensHandle> owned(handle);
     *out = new at::Tensor(WaitForTokens::apply(owned->started, owned->tokens));
@@ -500,8 +493,7 @@ char* vidtui_tokens_wait(TokensHandle* handle, at::Tensor** out) {
 
 // Frees a handle whose collective nobody waits for. libtorch keeps its tensors until it ends.
 void vidtui_tokens_drop(TokensHandle* handle) {
-  char* error = guarded([&] { delete handle; });
-  std::free(error);
+  drop_error(guarded([&] { delete handle; }));
 }
 
 // ---- optimizer
@@ -511,7 +503,7 @@ void vidtui_tokens_drop(TokensHandle* handle) {
 // at::_fused_adamw_ is as fast, but rounds the elements after its last full vector differently, so its results depend
 // on the sharding. Here each element goes through the same IEEE operations at every position (the build disables
 // contraction into fused multiply-adds).
-char* vidtui_adamw(const at::Tensor* param, const at::Tensor* grad, const at::Tensor* exp_avg,
+TorchError* vidtui_adamw(const at::Tensor* param, const at::Tensor* grad, const at::Tensor* exp_avg,
                    const at::Tensor* exp_avg_sq, double grad_scale, double lr, double beta1, double beta2,
                    double weight_decay, double eps, double step) {
   return guarded([&] {
@@ -538,7 +530,7 @@ char* vidtui_adamw(const at::Tensor* param, const at::Tensor* grad, const at::Te
 }
 
 // Copies each tensor to another one of its shape on the same device, in few launches on a GPU.
-char* vidtui_copy_each(const at::Tensor* const* to, const at::Tensor* const* from, size_t count) {
+TorchError* vidtui_copy_each(const at::Tensor* const* to, const at::Tensor* const* from, size_t count) {
   return guarded([&] {
     at::NoGradGuard no_grad;
     const auto list = [&](const at::Tensor* const* all) {
@@ -552,7 +544,7 @@ char* vidtui_copy_each(const at::Tensor* const* to, const at::Tensor* const* fro
 
 // One AdamW step of many tensors on any other device, with libtorch's fused kernel in few launches. `tensors` has a parameter, gradient,
 // exp_avg and exp_avg_sq for each. Does not synchronize.
-char* vidtui_adamw_fused(const at::Tensor* const* tensors, size_t count, double grad_scale, double lr, double beta1, double beta2,
+TorchError* vidtui_adamw_fused(const at::Tensor* const* tensors, size_t count, double grad_scale, double lr, double beta1, double beta2,
                          double weight_decay, double eps, double step) {
   return guarded([&] {
     at::NoGradGuard no_grad;

@@ -1,4 +1,4 @@
-// Handles and error conversion for all files of the C interface.
+// Handles for all files of the C interface.
 
 #pragma once
 
@@ -9,11 +9,11 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include "torch_error.h"
+
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
-#include <cstring>
-#include <exception>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -96,24 +96,3 @@ struct GroupHandle {
   // Autograd graphs with a collective of the group count here too.
   c10::intrusive_ptr<Tally> tally = c10::make_intrusive<Tally>();
 };
-
-inline char* copy_text(const char* text) {
-  char* copy = strdup(text);
-  // Out of memory while reporting an error: no report is possible.
-  if (copy == nullptr) std::abort();
-  return copy;
-}
-
-template <typename F>
-char* guarded(F&& body) noexcept {
-  try {
-    body();
-    return nullptr;
-  } catch (const c10::Error& error) {
-    return copy_text(error.what_without_backtrace());
-  } catch (const std::exception& error) {
-    return copy_text(error.what());
-  } catch (...) {
-    return copy_text("an exception without a description");
-  }
-}

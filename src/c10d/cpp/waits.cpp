@@ -61,7 +61,7 @@ std::unique_ptr<at::ObserverContext> on_call(const at::RecordFunction& function)
 extern "C" {
 
 // Starts to count the calls of this thread.
-char* vidtui_waits_begin() {
+TorchError* vidtui_waits_begin() {
   return guarded([&] {
     Counts& counts = own();
     TORCH_CHECK(!counts.counting, "this thread counts already");
@@ -73,7 +73,7 @@ char* vidtui_waits_begin() {
 }
 
 // Ends the count. Returns a line for each place and call: the number of the place, how often it was called, and the name of the call.
-char* vidtui_waits_end(char** out) {
+TorchError* vidtui_waits_end(char** out) {
   return guarded([&] {
     Counts& counts = own();
     TORCH_CHECK(counts.counting, "this thread does not count");
@@ -92,8 +92,7 @@ int vidtui_waits_place(int place) {
 
 // Counts a call that is no operator of libtorch.
 void vidtui_waits_count(const char* call) {
-  char* error = guarded([&] { count(call); });
-  std::free(error);
+  drop_error(guarded([&] { count(call); }));
 }
 
 }  // extern "C"

@@ -69,7 +69,7 @@ fn parse(json: &str, backend: Backend) -> Result<Vec<Collective>> {
         retired: bool,
         time_created_ns: u64,
     }
-    let record: Record = serde_json::from_str(json).map_err(|error| Error::torch(DOING, &error.to_string()))?;
+    let record: Record = serde_json::from_str(json).map_err(|error| Error::other(DOING, error.to_string()))?;
     // NCCL's coalesced operations have no CUDA events of their own. They are complete when the entry `coalesced` with the same number is.
     let ended: HashSet<(String, u64)> = record
         .entries

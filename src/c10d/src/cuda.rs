@@ -47,6 +47,18 @@ pub fn memory_bytes(gpu: usize) -> Result<(u64, u64)> {
     Ok((now.max(0) as u64, peak.max(0) as u64))
 }
 
+/// Waits for nothing, and returns the error of a GPU if it has one. After an error of a kernel or of the hardware, every call of CUDA in
+/// the process returns that error.
+///
+/// # Errors
+/// The GPU failed, or does not exist.
+pub fn reported_error(gpu: usize) -> Result<()> {
+    let doing = || format!("use GPU {gpu}");
+    let index = number(gpu, doing)?;
+    // SAFETY: only a number is passed.
+    check(unsafe { ffi::vidtui_cuda_check(index) }, doing)
+}
+
 /// Allocates a tensor in page-locked host memory with the size and dtype of `like`. Its content is undefined.
 ///
 /// # Errors
@@ -102,7 +114,7 @@ pub fn copy_beside(to: &Tensor, from: &Tensor, stream: CopyStream) -> Result<Eve
     // SAFETY: both tensors outlive the call; libtorch keeps their memory until the copy is done.
     let status = unsafe { ffi::vidtui_cuda_copy_beside(to.as_ptr(), from.as_ptr(), stream as c_int, &mut handle) };
     check(status, doing)?;
-    NonNull::new(handle).map(Event).ok_or_else(|| Error::torch(doing(), "no handle was returned"))
+    NonNull::new(handle).map(Event).ok_or_else(|| Error::other(doing(), "no handle was returned"))
 }
 
 /// Returns the state of libtorch's caching allocator on a GPU as JSON: the bytes in tensors, the bytes reserved, and its segments.
@@ -151,7 +163,7 @@ impl Event {
         let mut handle = std::ptr::null_mut();
         // SAFETY: `handle` is where the shim writes a new handle on success.
         check(unsafe { ffi::vidtui_cuda_event(&mut handle) }, doing)?;
-        NonNull::new(handle).map(Self).ok_or_else(|| Error::torch(doing(), "no handle was returned"))
+        NonNull::new(handle).map(Self).ok_or_else(|| Error::other(doing(), "no handle was returned"))
     }
 
     /// Waits until the event is complete.
@@ -195,6 +207,7 @@ mod tests {
     use super::*;
     use crate::{Group, Store};
     use std::time::Duration;
+    use torch_error::ErrorKind;
 
     #[test]
     fn every_cuda_call_fails_in_a_build_without_cuda() {
@@ -216,7 +229,7 @@ mod tests {
             Group::nccl(&store, 0, 2, timeout, 0).map(drop).unwrap_err(),
         ];
         for error in errors {
-            assert!(matches!(&error, Error::Torch { why, .. } if why.contains("CUDA")), "{error}");
+            assert!(error.to_string().contains("CUDA") && error.kind() == ErrorKind::Other, "{error}");
         }
     }
 }

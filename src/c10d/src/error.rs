@@ -1,15 +1,25 @@
 //! The errors of collectives, stores and CUDA calls.
 
+use torch_error::{ErrorKind, TorchError};
+
 /// A failed call of this crate.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// libtorch returned an error; `why` is its message without the source locations.
-    #[error("cannot {doing}: {why}")]
+    /// libtorch returned an error.
+    #[error("cannot {doing}: {source}")]
     Torch {
         /// The operation, with its real values.
         doing: String,
-        /// The message of libtorch.
+        /// The error of libtorch.
+        source: TorchError,
+    },
+    /// A file that holds a tensor cannot be made or used.
+    #[error("cannot {doing}: {why}")]
+    File {
+        /// The operation, with its real values.
+        doing: String,
+        /// The error of the operating system.
         why: String,
     },
     /// The arguments are invalid. Nothing was sent to other ranks.
@@ -23,48 +33,53 @@ pub enum Error {
 }
 
 impl Error {
-    pub(crate) fn torch(doing: impl Into<String>, text: &str) -> Self {
-        Self::Torch { doing: doing.into(), why: readable(text) }
+    /// Makes an error of libtorch of no known kind.
+    pub fn other(doing: impl Into<String>, text: impl Into<String>) -> Self {
+        Self::Torch { doing: doing.into(), source: TorchError { kind: ErrorKind::Other, text: text.into() } }
+    }
+
+    /// Adds the operation to an error of tch or of libtorch.
+    pub fn torch(doing: impl Into<String>, source: impl Into<TorchError>) -> Self {
+        Self::Torch { doing: doing.into(), source: source.into() }
     }
 
     pub(crate) fn argument(doing: impl Into<String>, why: impl Into<String>) -> Self {
         Self::Argument { doing: doing.into(), why: why.into() }
     }
+
+    /// Makes an error of a file from an error of libtorch's interface, which the shim throws for the operating system.
+    pub(crate) fn of_file(self) -> Self {
+        match self {
+            Self::Torch { doing, source } if source.kind == ErrorKind::Other => Self::File { doing, why: source.text },
+            other => other,
+        }
+    }
+
+    /// Returns what failed.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Torch { source, .. } => source.kind,
+            Self::File { .. } | Self::Argument { .. } => ErrorKind::Other,
+        }
+    }
 }
 
-/// Converts an error of a block of the model, whose forward or backward pass can contain collectives.
+/// Converts an error of computing, whose graph may contain collectives.
+impl From<TorchError> for Error {
+    fn from(source: TorchError) -> Self {
+        Self::torch("compute", source)
+    }
+}
+
+/// Converts an error of a collective within a graph, whose operators return errors of libtorch.
+impl From<Error> for TorchError {
+    fn from(error: Error) -> Self {
+        Self { kind: error.kind(), text: error.to_string() }
+    }
+}
+
 impl From<tch::TchError> for Error {
     fn from(error: tch::TchError) -> Self {
-        let text = match error {
-            tch::TchError::Torch(text) => text,
-            other => other.to_string(),
-        };
-        Self::torch("run a transformer block", &text)
-    }
-}
-
-/// Removes the parts that only developers of libtorch need: each leading `[file.cc:123]`, and all lines after the first.
-fn readable(text: &str) -> String {
-    let mut rest = text.trim();
-    while let Some((place, message)) = rest.strip_prefix('[').and_then(|tail| tail.split_once("] ")) {
-        let is_source = [".cc:", ".cpp:", ".h:", ".hpp:"].iter().any(|ending| place.contains(ending));
-        if !is_source {
-            break;
-        }
-        rest = message.trim_start();
-    }
-    rest.lines().next().unwrap_or_default().trim_end().to_owned()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::readable;
-
-    #[test]
-    fn source_locations_of_libtorch_are_removed() {
-        let text =
-            "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:4242";
-        assert_eq!(readable(text), "Connection closed by peer [127.0.0.1]:4242");
-        assert_eq!(readable("[127.0.0.1] refused\nException raised from x"), "[127.0.0.1] refused");
+        Self::from(TorchError::from(error))
     }
 }

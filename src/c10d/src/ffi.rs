@@ -2,6 +2,8 @@
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 
+pub use torch_error::Status;
+use torch_error::done;
 use torch_sys::C_tensor;
 
 use crate::{Error, Result};
@@ -36,15 +38,10 @@ pub struct ScopeHandle {
     _private: [u8; 0],
 }
 
-/// Null on success, else an error message that the caller frees with `vidtui_c10d_free`.
-pub type Status = *mut c_char;
-
 unsafe extern "C" {
     // Functions of libc.
     pub fn fflush(stream: *mut c_void) -> c_int;
     pub fn _exit(status: c_int) -> !;
-
-    pub fn vidtui_c10d_free(text: *mut c_char);
 
     pub fn vidtui_store_tcp(
         host: *const c_char,
@@ -216,6 +213,7 @@ unsafe extern "C" {
     pub fn vidtui_waits_count(call: *const c_char);
 
     pub fn vidtui_cuda_version() -> c_int;
+    pub fn vidtui_cuda_check(index: c_int) -> Status;
     pub fn vidtui_cuda_set_device(index: c_int) -> Status;
     pub fn vidtui_cuda_memory(device: c_int, now: *mut i64, peak: *mut i64) -> Status;
     pub fn vidtui_cuda_pinned(like: *const C_tensor, out: *mut *mut C_tensor) -> Status;
@@ -243,18 +241,14 @@ pub unsafe fn take_text(text: *mut c_char) -> String {
     // SAFETY: the shim allocated the string with strdup; it is valid until freed below.
     let owned = unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned();
     // SAFETY: the same pointer, freed once, by the allocator that created it.
-    unsafe { vidtui_c10d_free(text) };
+    unsafe { libc::free(text.cast()) };
     owned
 }
 
 /// Converts a status of the shim to a result. `doing` returns the operation for the error text "cannot {doing}".
 pub fn check(status: Status, doing: impl FnOnce() -> String) -> Result<()> {
-    if status.is_null() {
-        return Ok(());
-    }
-    // SAFETY: a status that is not null is a string that the shim created, and it is not used again.
-    let text = unsafe { take_text(status) };
-    Err(Error::torch(doing(), &text))
+    // SAFETY: the status is of a function of the shim, and it is not used again.
+    unsafe { done(status) }.map_err(|error| Error::torch(doing(), error))
 }
 
 /// Converts text to a C string; rejects text that contains a zero byte.

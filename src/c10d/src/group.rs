@@ -122,7 +122,7 @@ impl Group {
         size: usize,
     ) -> Result<Self> {
         check(status, doing)?;
-        let handle = NonNull::new(handle).ok_or_else(|| Error::torch(doing(), "no handle was returned"))?;
+        let handle = NonNull::new(handle).ok_or_else(|| Error::other(doing(), "no handle was returned"))?;
         Ok(Self { network: Some(Network(handle)), device, rank, size })
     }
 
@@ -343,7 +343,7 @@ impl Group {
         let mut handle = std::ptr::null_mut();
         // SAFETY: group and tensor are alive; the shim writes a new handle on success, which keeps what it needs of both.
         check(unsafe { ffi::vidtui_tokens_start(network.0.as_ptr(), x.as_ptr(), kind, len, &mut handle) }, doing)?;
-        let handle = NonNull::new(handle).ok_or_else(|| Error::torch(doing(), "no handle was returned"))?;
+        let handle = NonNull::new(handle).ok_or_else(|| Error::other(doing(), "no handle was returned"))?;
         Ok(TokensInFlight(State::Started(Started { handle, doing: doing() })))
     }
 
@@ -379,7 +379,7 @@ impl Group {
         let Some(network) = &self.network else { return Ok(None) };
         let mut work = std::ptr::null_mut();
         check(call(network.0.as_ptr(), &mut work), doing)?;
-        let work = NonNull::new(work).ok_or_else(|| Error::torch(doing(), "no handle was returned"))?;
+        let work = NonNull::new(work).ok_or_else(|| Error::other(doing(), "no handle was returned"))?;
         Ok(Some(Work(work)))
     }
 

@@ -31,7 +31,7 @@ impl Mapped {
         // SAFETY: path, dtype and size outlive the call, and `out` is where the shim writes a new tensor on success.
         let status =
             unsafe { ffi::vidtui_mapped_zeros(path.as_ptr(), size.as_ptr(), size.len(), like.as_ptr(), &mut out) };
-        check(status, doing)?;
+        check(status, doing).map_err(Error::of_file)?;
         // SAFETY: the call above created the tensor and transfers ownership to us.
         Ok(Mapped(unsafe { Tensor::from_ptr(out) }))
     }
@@ -55,7 +55,7 @@ impl Mapped {
     pub fn release(&self) -> Result<()> {
         let doing = || "release the pages of a mapped file".to_owned();
         // SAFETY: `zeros` made the tensor, so its storage is a shared mapping, whose content the file keeps.
-        check(unsafe { ffi::vidtui_mapped_release(self.0.as_ptr()) }, doing)
+        check(unsafe { ffi::vidtui_mapped_release(self.0.as_ptr()) }, doing).map_err(Error::of_file)
     }
 }
 

@@ -136,5 +136,5 @@ impl Combine {
 
 /// Runs tensor arithmetic and adds `doing` to its error.
 pub(crate) fn torch(doing: &str, body: impl FnOnce() -> std::result::Result<(), tch::TchError>) -> Result<()> {
-    body().map_err(|error| crate::Error::torch(doing, &error.to_string()))
+    body().map_err(|error| crate::Error::torch(doing, error))
 }

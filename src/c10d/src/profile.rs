@@ -66,7 +66,7 @@ impl Scope {
         let mut handle = std::ptr::null_mut();
         // SAFETY: the text outlives the call, and `handle` is where the shim writes a new handle on success.
         check(unsafe { ffi::vidtui_scope_begin(text.as_ptr(), &mut handle) }, doing)?;
-        NonNull::new(handle).map(Self).ok_or_else(|| Error::torch(doing(), "no handle was returned"))
+        NonNull::new(handle).map(Self).ok_or_else(|| Error::other(doing(), "no handle was returned"))
     }
 }
 

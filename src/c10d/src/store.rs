@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::ffi::{self, StoreHandle, c_text, check};
 use crate::{Error, Result};
+use torch_error::{ErrorKind, TorchError};
 
 /// A client of the run's key-value store. On one rank, the client also runs the server.
 ///
@@ -81,7 +82,7 @@ impl Store {
 
     fn made(status: ffi::Status, handle: *mut StoreHandle, doing: impl FnOnce() -> String + Copy) -> Result<Self> {
         check(status, doing)?;
-        let handle = NonNull::new(handle).ok_or_else(|| Error::torch(doing(), "no handle was returned"))?;
+        let handle = NonNull::new(handle).ok_or_else(|| Error::other(doing(), "no handle was returned"))?;
         Ok(Self { handle: Arc::new(Handle(handle)), prefix: String::new() })
     }
 
@@ -120,7 +121,7 @@ impl Store {
         // SAFETY: the shim wrote `len` initialised bytes at `bytes`.
         let value = unsafe { std::slice::from_raw_parts(bytes.cast::<u8>(), len) }.to_vec();
         // SAFETY: the buffer came from the shim's malloc and is not used again.
-        unsafe { ffi::vidtui_c10d_free(bytes) };
+        unsafe { libc::free(bytes.cast()) };
         Ok(value)
     }
 
@@ -161,7 +162,7 @@ fn await_server(host: &str, port: u16, timeout: Duration, doing: impl FnOnce() -
         };
         if started.elapsed() + RETRY >= timeout {
             let why = format!("nothing answered there for {:.1} s ({error})", timeout.as_secs_f64());
-            return Err(Error::torch(doing(), &why));
+            return Err(Error::Torch { doing: doing(), source: TorchError { kind: ErrorKind::Peer, text: why } });
         }
         std::thread::sleep(RETRY);
     }

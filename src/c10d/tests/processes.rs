@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use c10d::{Group, Reduce, Result, Store};
 use tch::{Device, Kind, Tensor};
+use torch_error::ErrorKind;
 
 /// The environment variable with the child's task: `"<test> <rank> <size> <port>"`.
 const CHILD: &str = "VIDTUI_C10D_TEST_CHILD";
@@ -107,7 +108,9 @@ fn a_killed_peer_is_an_error_and_not_a_hang() -> Result<()> {
         let part = Tensor::ones([1 << 20], (Kind::Float, Device::Cpu));
         group.barrier()?;
         let error = collective(&group, &whole, &part).and_then(c10d::Pending::wait).err();
-        let error = error.expect("the peer is dead").to_string();
+        let error = error.expect("the peer is dead");
+        assert_eq!(error.kind(), ErrorKind::Peer, "{error}");
+        let error = error.to_string();
         assert!(error.starts_with(&format!("cannot {name} [")), "{error}");
         assert!(!error.to_lowercase().contains("timed out"), "the error comes at once, not after the timeout: {error}");
         println!("{error}");
@@ -138,7 +141,9 @@ fn a_peer_that_never_calls_is_an_error_after_the_timeout() -> Result<()> {
             false => group.all_reduce(&whole, Reduce::Sum)?,
             true => group.reduce_scatter_into(&part, &whole, Reduce::Sum)?,
         };
-        let error = pending.wait().expect_err("the peer never calls").to_string();
+        let error = pending.wait().expect_err("the peer never calls");
+        assert_eq!(error.kind(), ErrorKind::Peer, "{error}");
+        let error = error.to_string();
         assert!(error.to_lowercase().contains("timed out"), "{error}");
         println!("{error}");
     }

@@ -15,7 +15,8 @@ use recipe::{FsdpUnit, Model, TimestepSpacing};
 use safetensors::SafeTensors;
 use std::collections::HashMap;
 use std::time::Instant;
-use tch::{Device, Kind, TchError, Tensor};
+use tch::{Device, Kind, Tensor};
+use torch_error::TorchError;
 
 const STEPS: usize = 10;
 const GUIDANCE: f64 = 6.0;
@@ -24,14 +25,14 @@ const GUIDANCE: f64 = 6.0;
 struct Whole(Vec<Vec<Tensor>>);
 
 impl Units for Whole {
-    type Error = TchError;
+    type Error = TorchError;
 
-    fn gather(&mut self, unit: FsdpUnit, _: Option<FsdpUnit>) -> Result<UnitParams, TchError> {
+    fn gather(&mut self, unit: FsdpUnit, _: Option<FsdpUnit>) -> Result<UnitParams, TorchError> {
         let number = if let FsdpUnit::Block(block) = unit { block + 1 } else { 0 };
         Ok(UnitParams::new(self.0[number].iter().map(Tensor::shallow_clone).collect()))
     }
 
-    fn reduce(&mut self, _: FsdpUnit, _: Vec<SlotGrad>) -> Result<(), TchError> {
+    fn reduce(&mut self, _: FsdpUnit, _: Vec<SlotGrad>) -> Result<(), TorchError> {
         unreachable!("sampling has no gradients")
     }
 }
@@ -69,7 +70,7 @@ fn main() {
             };
             let velocity = network.forward(&mut units, &inputs)?;
             let half = |half| velocity.narrow(0, half, 1);
-            Ok::<_, TchError>(Prediction { with_text: half(1), without_text: Some(half(0)) })
+            Ok::<_, TorchError>(Prediction { with_text: half(1), without_text: Some(half(0)) })
         };
         let none = |_: usize| unreachable!("DDIM draws no noise");
         let latent = sampler.sample(start, predict, none, |_| Ok(())).expect("no peer can be lost");

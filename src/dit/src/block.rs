@@ -8,7 +8,8 @@ use crate::mixers::{Kept, Mixers, Saved};
 use crate::parallel::TensorParallel;
 use crate::params::{SlotGrad, UnitParams};
 use crate::vjp::{leaf, vjp};
-use tch::{TchError, Tensor};
+use tch::Tensor;
+use torch_error::TorchError;
 
 /// The tensors that the forward pass of a block saves for its backward pass. The variants have torchtitan's names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -86,7 +87,7 @@ impl<F: Family> Block<'_, F> {
         streams: &[Tensor],
         checkpointing: ActivationCheckpointing,
         tp: &dyn TensorParallel,
-    ) -> Result<(Vec<Tensor>, SavedForBackward), TchError> {
+    ) -> Result<(Vec<Tensor>, SavedForBackward), TorchError> {
         if checkpointing == ActivationCheckpointing::None {
             let graph = self.record(params, streams, Mixers::default(), tp)?;
             let out = detached(&graph.out);
@@ -110,7 +111,7 @@ impl<F: Family> Block<'_, F> {
         saved: &mut SavedForBackward,
         streams: &[Tensor],
         tp: &dyn TensorParallel,
-    ) -> Result<Vec<Tensor>, TchError> {
+    ) -> Result<Vec<Tensor>, TorchError> {
         let known = Mixers::known(std::mem::take(&mut saved.mixed));
         let graph = self.record(params, streams, known, tp)?;
         let out = detached(&graph.out);
@@ -125,7 +126,7 @@ impl<F: Family> Block<'_, F> {
         streams: &[Tensor],
         mixers: Mixers,
         tp: &dyn TensorParallel,
-    ) -> Result<Graph, TchError> {
+    ) -> Result<Graph, TorchError> {
         let tokens = Tokens::leaves_of(streams, self.shared, self.needs_shared_grads);
         let out = self.family.block(self.grid, self.number, params, &tokens, &mixers, tp)?;
         Ok(Graph { tokens, out })
@@ -137,7 +138,7 @@ pub(crate) fn backward(
     params: &UnitParams,
     saved: SavedForBackward,
     grad_out: &[Tensor],
-) -> Result<BlockGrads, TchError> {
+) -> Result<BlockGrads, TorchError> {
     let Graph { tokens, out } = saved.graph.expect("a block runs with a graph before its backward pass");
     let (slots, trained): (Vec<usize>, Vec<&Tensor>) = params.trained().unzip();
     let mut wanted = tokens.leaves();

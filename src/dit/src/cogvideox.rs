@@ -18,7 +18,8 @@ use embed::Embedder;
 use head::Head;
 use recipe::{FsdpUnit, Fused, Layer, Model, ParamSpec, Positions, Shape, TttScan};
 use segments::{ScanOrder, Segments};
-use tch::{Device, Kind, TchError, Tensor};
+use tch::{Device, Kind, Tensor};
+use torch_error::TorchError;
 
 /// CogVideoX at the sizes of one model.
 #[derive(Debug)]
@@ -187,7 +188,7 @@ impl Family for CogVideoX {
         tokens: &Tokens,
         mixers: &Mixers,
         tp: &dyn TensorParallel,
-    ) -> Result<Vec<Tensor>, TchError> {
+    ) -> Result<Vec<Tensor>, TorchError> {
         Ok(vec![self.block.forward(grid, params, &tokens.streams[0], &tokens.shared[0], mixers, tp)?])
     }
 

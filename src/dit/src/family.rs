@@ -15,7 +15,8 @@ use crate::mixers::Mixers;
 use crate::parallel::TensorParallel;
 use crate::params::UnitParams;
 use recipe::{ParamSpec, Shape};
-use tch::{Device, TchError, Tensor};
+use tch::{Device, Tensor};
+use torch_error::TorchError;
 
 /// A family of networks, at the sizes of one model.
 pub trait Family {
@@ -54,7 +55,7 @@ pub trait Family {
         tokens: &Tokens,
         mixers: &Mixers,
         tp: &dyn TensorParallel,
-    ) -> Result<Vec<Tensor>, TchError>;
+    ) -> Result<Vec<Tensor>, TorchError>;
 
     /// Returns the network's output `[B, T, C, height, width]`.
     fn head(&self, grid: &Self::Grid, root: &UnitParams, tokens: &Tokens) -> Tensor;

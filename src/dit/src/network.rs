@@ -17,12 +17,13 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
 use std::time::Instant;
-use tch::{Device, TchError, Tensor};
+use tch::{Device, Tensor};
+use torch_error::TorchError;
 
 /// Supplies the parameters of units and receives their gradients.
 pub trait Units {
     /// The error of a collective or of libtorch.
-    type Error: From<TchError>;
+    type Error: From<TorchError>;
 
     /// Returns the full parameters of a unit. `next` is the unit to prefetch.
     fn gather(&mut self, unit: FsdpUnit, next: Option<FsdpUnit>) -> Result<UnitParams, Self::Error>;
@@ -253,7 +254,7 @@ impl<F: Family> Network<F> {
         root: &UnitParams,
         leaves: Tokens,
         objective: impl FnOnce(&Tensor) -> Tensor,
-    ) -> Result<EndGrads, TchError> {
+    ) -> Result<EndGrads, TorchError> {
         let scalar = objective(&self.family.head(grid, root, &leaves));
         let one = scalar.ones_like();
         let inputs = leaves.leaves();
@@ -274,8 +275,8 @@ impl<F: Family> Network<F> {
         root: &UnitParams,
         inputs: &Inputs,
         grads: &mut EndGrads,
-        gathered: impl FnOnce(&[Tensor]) -> Result<Vec<Tensor>, TchError>,
-    ) -> Result<Option<Tensor>, TchError> {
+        gathered: impl FnOnce(&[Tensor]) -> Result<Vec<Tensor>, TorchError>,
+    ) -> Result<Option<Tensor>, TorchError> {
         let latent = inputs.latent.requires_grad().then(|| leaf(&inputs.latent));
         let mut wanted: Vec<&Tensor> = root.trained().map(|(_, tensor)| tensor).collect();
         wanted.extend(&latent);
@@ -313,7 +314,7 @@ fn own_parts(streams: &[Tensor], tp: &dyn TensorParallel) -> Vec<Tensor> {
 }
 
 /// Gathers streams of these lengths from the parts of all ranks, without a graph.
-fn gathered(parts: &[Tensor], lens: &[i64], tp: &dyn TensorParallel) -> Result<Vec<Tensor>, TchError> {
+fn gathered(parts: &[Tensor], lens: &[i64], tp: &dyn TensorParallel) -> Result<Vec<Tensor>, TorchError> {
     tch::no_grad(|| parts.iter().zip(lens).map(|(part, len)| tp.gather_tokens(part, *len)).collect())
 }
 

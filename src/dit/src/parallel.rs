@@ -11,7 +11,8 @@
 //! Source: Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models" (2022), section 4.2.2. Pieces: Wang et al.,
 //! "Overlap Communication with Dependent Computation via Decomposition in Large Deep Learning Models" (2023).
 
-use tch::{TchError, Tensor};
+use tch::Tensor;
+use torch_error::TorchError;
 
 /// Megatron's differentiable collectives.
 pub trait TensorParallel {
@@ -28,30 +29,30 @@ pub trait TensorParallel {
     ///
     /// # Errors
     /// A peer exited. The other functions have the same error.
-    fn copy_to(&self, x: &Tensor) -> Result<Tensor, TchError>;
+    fn copy_to(&self, x: &Tensor) -> Result<Tensor, TorchError>;
 
     /// Concatenates the tensors of all ranks along the last dimension; each rank's gradient is its part.
     #[expect(clippy::missing_errors_doc, reason = "as above")]
-    fn gather_from(&self, x: &Tensor) -> Result<Tensor, TchError>;
+    fn gather_from(&self, x: &Tensor) -> Result<Tensor, TorchError>;
 
     /// Starts to concatenate the ranks' parts of `len` tokens to `[B, len, D]`; the gradient is this rank's part of the sum of all ranks'
     /// gradients.
     #[expect(clippy::missing_errors_doc, reason = "as above")]
-    fn start_gather_tokens(&self, part: &Tensor, len: i64) -> Result<InFlight, TchError>;
+    fn start_gather_tokens(&self, part: &Tensor, len: i64) -> Result<InFlight, TorchError>;
 
     /// Starts to sum the tokens `[B, L, D]` of all ranks for this rank's part; the gradients of all parts are gathered.
     #[expect(clippy::missing_errors_doc, reason = "as above")]
-    fn start_reduce_tokens(&self, x: &Tensor) -> Result<InFlight, TchError>;
+    fn start_reduce_tokens(&self, x: &Tensor) -> Result<InFlight, TorchError>;
 
     /// Gathers tokens as [`TensorParallel::start_gather_tokens`] does, and waits for them.
     #[expect(clippy::missing_errors_doc, reason = "as above")]
-    fn gather_tokens(&self, part: &Tensor, len: i64) -> Result<Tensor, TchError> {
+    fn gather_tokens(&self, part: &Tensor, len: i64) -> Result<Tensor, TorchError> {
         self.start_gather_tokens(part, len)?()
     }
 }
 
 /// A collective that was started. A call waits for its result.
-pub type InFlight = Box<dyn FnOnce() -> Result<Tensor, TchError>>;
+pub type InFlight = Box<dyn FnOnce() -> Result<Tensor, TorchError>>;
 
 /// The collectives over tokens around computations that need only one token at a time.
 #[derive(Clone, Copy)]
@@ -77,7 +78,7 @@ impl<'a> TokenCollectives<'a> {
         len: i64,
         order: impl Fn(&Tensor) -> Tensor,
         f: impl Fn(&Tensor) -> [Tensor; N],
-    ) -> Result<[Tensor; N], TchError> {
+    ) -> Result<[Tensor; N], TorchError> {
         let parts = self.parts(part, len);
         if let [part] = &parts[..] {
             return Ok(f(&order(&self.tp.gather_tokens(part, len)?)));
@@ -102,7 +103,7 @@ impl<'a> TokenCollectives<'a> {
         x: &Tensor,
         order: impl Fn(&Tensor) -> Tensor,
         f: impl Fn(&Tensor) -> Tensor,
-    ) -> Result<Tensor, TchError> {
+    ) -> Result<Tensor, TorchError> {
         let (ranks, len) = (self.tp.size(), x.size()[1]);
         // The width of `x` is split over the ranks, that of the sum is not: a rank's part of the sum is as large as `x`.
         let count = if len % ranks == 0 { self.count(x, len / ranks) } else { 1 };
@@ -124,7 +125,7 @@ impl<'a> TokenCollectives<'a> {
         part: &Tensor,
         len: i64,
         f: impl Fn(&Tensor) -> Tensor,
-    ) -> Result<Tensor, TchError> {
+    ) -> Result<Tensor, TorchError> {
         let parts = self.parts(part, len);
         if let [part] = &parts[..] {
             let y = f(&self.tp.gather_tokens(part, len)?);
@@ -134,7 +135,7 @@ impl<'a> TokenCollectives<'a> {
     }
 
     /// Gathers pieces, each while the one before is computed.
-    fn arrivals<'b>(&'b self, parts: &'b [Tensor]) -> impl Iterator<Item = Result<Tensor, TchError>> + 'b {
+    fn arrivals<'b>(&'b self, parts: &'b [Tensor]) -> impl Iterator<Item = Result<Tensor, TorchError>> + 'b {
         let start = |piece: &Tensor| self.tp.start_gather_tokens(piece, piece.size()[1] * self.tp.size());
         let mut arriving = None;
         (0..parts.len()).map(move |i| {
@@ -145,7 +146,7 @@ impl<'a> TokenCollectives<'a> {
     }
 
     /// Reduces pieces, each while the next one is computed.
-    fn reduced(&self, pieces: impl Iterator<Item = Result<Tensor, TchError>>) -> Result<Tensor, TchError> {
+    fn reduced(&self, pieces: impl Iterator<Item = Result<Tensor, TorchError>>) -> Result<Tensor, TorchError> {
         let (mut reducing, mut sums) = (None::<InFlight>, Vec::new());
         for piece in pieces {
             let started = self.tp.start_reduce_tokens(&piece?)?;
@@ -217,19 +218,19 @@ impl TensorParallel for Alone {
         1
     }
 
-    fn copy_to(&self, x: &Tensor) -> Result<Tensor, TchError> {
+    fn copy_to(&self, x: &Tensor) -> Result<Tensor, TorchError> {
         Ok(x.shallow_clone())
     }
 
-    fn gather_from(&self, x: &Tensor) -> Result<Tensor, TchError> {
+    fn gather_from(&self, x: &Tensor) -> Result<Tensor, TorchError> {
         Ok(x.shallow_clone())
     }
 
-    fn start_gather_tokens(&self, part: &Tensor, _len: i64) -> Result<InFlight, TchError> {
+    fn start_gather_tokens(&self, part: &Tensor, _len: i64) -> Result<InFlight, TorchError> {
         Ok(here(part))
     }
 
-    fn start_reduce_tokens(&self, x: &Tensor) -> Result<InFlight, TchError> {
+    fn start_reduce_tokens(&self, x: &Tensor) -> Result<InFlight, TorchError> {
         Ok(here(x))
     }
 }
@@ -259,7 +260,7 @@ mod tests {
             Twin { size, pieces, log: Rc::default() }
         }
 
-        fn started(&self, names: [&'static str; 2], result: Tensor) -> Result<InFlight, TchError> {
+        fn started(&self, names: [&'static str; 2], result: Tensor) -> Result<InFlight, TorchError> {
             self.log.borrow_mut().push(names[0]);
             let log = self.log.clone();
             Ok(Box::new(move || {
@@ -287,20 +288,20 @@ mod tests {
             self.pieces
         }
 
-        fn copy_to(&self, x: &Tensor) -> Result<Tensor, TchError> {
+        fn copy_to(&self, x: &Tensor) -> Result<Tensor, TorchError> {
             Ok(x.shallow_clone())
         }
 
-        fn gather_from(&self, x: &Tensor) -> Result<Tensor, TchError> {
+        fn gather_from(&self, x: &Tensor) -> Result<Tensor, TorchError> {
             Ok(Tensor::cat(&[x, x], -1))
         }
 
-        fn start_gather_tokens(&self, part: &Tensor, len: i64) -> Result<InFlight, TchError> {
+        fn start_gather_tokens(&self, part: &Tensor, len: i64) -> Result<InFlight, TorchError> {
             let all = if self.size == 1 { part.shallow_clone() } else { of_two(part) };
             self.started(["gather", "gathered"], all.narrow(1, 0, len))
         }
 
-        fn start_reduce_tokens(&self, x: &Tensor) -> Result<InFlight, TchError> {
+        fn start_reduce_tokens(&self, x: &Tensor) -> Result<InFlight, TorchError> {
             self.started(["reduce", "reduced"], x.narrow(1, 0, (x.size()[1] + 1) / 2) * 1.5)
         }
     }

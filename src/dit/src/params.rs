@@ -6,7 +6,8 @@ use kernels::linear::{linear, linear_gradients};
 use recipe::{FsdpUnit, Model, ParamSpec};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use tch::{TchError, Tensor};
+use tch::Tensor;
+use torch_error::TorchError;
 
 /// The parameters of one unit, in the order of [`recipe::param_specs`].
 ///
@@ -68,7 +69,7 @@ impl UnitParams {
         slots: &[usize],
         others: [Tensor; 2],
         tp: &dyn TensorParallel,
-    ) -> Result<(Self, [Tensor; 2]), TchError> {
+    ) -> Result<(Self, [Tensor; 2]), TorchError> {
         let mut tensors: Vec<Tensor> = self.tensors.iter().map(Tensor::shallow_clone).collect();
         let mut copied = others;
         if tp.size() > 1 {

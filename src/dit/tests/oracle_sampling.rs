@@ -17,7 +17,8 @@ use serde_json::Value;
 use std::convert::Infallible;
 use support::device::{device, there};
 use support::{Tensors, load, metadata, oracle, read, relative};
-use tch::{Kind, TchError, Tensor};
+use tch::{Kind, Tensor};
+use torch_error::TorchError;
 
 /// The tolerance for schedulers alone.
 const SCHEDULER: f64 = 1e-5;
@@ -31,16 +32,16 @@ struct Whole<'a> {
 }
 
 impl Units for Whole<'_> {
-    type Error = TchError;
+    type Error = TorchError;
 
-    fn gather(&mut self, unit: FsdpUnit, _: Option<FsdpUnit>) -> Result<UnitParams, TchError> {
+    fn gather(&mut self, unit: FsdpUnit, _: Option<FsdpUnit>) -> Result<UnitParams, TorchError> {
         let tensor = |spec: &recipe::ParamSpec| {
             there(&self.weights[spec.diffusers.as_deref().expect("diffusers has every tensor")])
         };
         Ok(UnitParams::new(unit_specs(self.model, unit).iter().map(tensor).collect()))
     }
 
-    fn reduce(&mut self, _: FsdpUnit, _: Vec<SlotGrad>) -> Result<(), TchError> {
+    fn reduce(&mut self, _: FsdpUnit, _: Vec<SlotGrad>) -> Result<(), TorchError> {
         unreachable!("sampling has no gradients")
     }
 }
@@ -156,7 +157,7 @@ fn follow(path: &Utf8Path) -> usize {
         assert!(error < RUN, "{path}: the network's output at step {step} differs by {error:e}");
         step += 1;
         let part = |half: i64| output.narrow(0, half * size[0], size[0]);
-        Ok::<_, TchError>(match halves {
+        Ok::<_, TorchError>(match halves {
             1 => Prediction { with_text: output, without_text: None },
             _ => Prediction { with_text: part(1), without_text: Some(part(0)) },
         })

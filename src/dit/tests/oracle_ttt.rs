@@ -24,7 +24,8 @@ use std::collections::HashMap;
 use std::convert::Infallible;
 use support::device::{device, there};
 use support::{Tensors, Twice, load, metadata, oracle, relative, write_twice};
-use tch::{Kind, TchError, Tensor};
+use tch::{Kind, Tensor};
+use torch_error::TorchError;
 
 /// Compares the inner loop with a recorded one; returns the number of gradients.
 fn operator(path: &Utf8Path) -> usize {
@@ -254,13 +255,13 @@ struct Whole<'a> {
 }
 
 impl Units for Whole<'_> {
-    type Error = TchError;
+    type Error = TorchError;
 
-    fn gather(&mut self, which: FsdpUnit, _: Option<FsdpUnit>) -> Result<UnitParams, TchError> {
+    fn gather(&mut self, which: FsdpUnit, _: Option<FsdpUnit>) -> Result<UnitParams, TorchError> {
         Ok(unit(self.model, which, |name| Some(self.case[&format!("param.dit.{name}")].shallow_clone())))
     }
 
-    fn reduce(&mut self, which: FsdpUnit, grads: Vec<SlotGrad>) -> Result<(), TchError> {
+    fn reduce(&mut self, which: FsdpUnit, grads: Vec<SlotGrad>) -> Result<(), TorchError> {
         let specs = unit_specs(self.model, which);
         for (slot, grad) in grads {
             self.grads.insert(specs[slot].ttt_video().expect("a name"), grad.to_device(tch::Device::Cpu));

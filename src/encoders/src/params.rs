@@ -2,6 +2,7 @@
 
 use rundir::{ErrorCode, Failure};
 use tch::{Device, Kind, TchError, Tensor};
+use torch_error::{ErrorKind, TorchError};
 use weights::{Dtype, EncoderReader};
 
 /// Reads parameters by name in the kind and on the device of the computation.
@@ -43,7 +44,7 @@ impl<'a> Params<'a> {
 
     /// Reads several matrices and stacks their rows in one.
     pub fn joined(&mut self, names: &[String], rows: i64, columns: i64) -> Result<Tensor, Failure> {
-        let what = |error: TchError| failed(&format!("cannot load {}", names[0]), &error);
+        let what = |error: TchError| failed(&format!("cannot load {}", names[0]), error);
         // Allocate the whole first, so that the freed parts leave no holes between weights that stay.
         let whole = Tensor::f_empty([rows, columns], (self.kind, self.device)).map_err(what)?;
         let mut at = 0;
@@ -62,7 +63,7 @@ impl<'a> Params<'a> {
         let stored = kind_of(dtype);
         let shape: Vec<i64> = shape.iter().map(|&n| n as i64).collect();
         let read = || Tensor::f_from_data_size(bytes, &shape, stored)?.f_to_device(device)?.f_to_kind(kind);
-        read().map_err(|error| failed(&format!("cannot load {name}"), &error))
+        read().map_err(|error| failed(&format!("cannot load {name}"), error))
     }
 }
 
@@ -78,17 +79,14 @@ pub fn kind_of(dtype: Dtype) -> Kind {
 
 /// Converts an error of libtorch into a failure. Out of memory has its own code, so that callers can retry with smaller
 /// tiles or batches.
-pub fn failed(what: &str, error: &TchError) -> Failure {
-    let text = error.to_string();
-    let why = text.lines().next().unwrap_or("").to_owned();
-    let out_of_memory =
-        ["out of memory", "not enough memory", "can't allocate memory"].iter().any(|s| text.contains(s));
-    match out_of_memory {
-        true => Failure::new(ErrorCode::OutOfMemory, what, why, "use tiles, smaller tiles, or a smaller batch"),
-        false => {
-            Failure::new(ErrorCode::DeviceFailed, what, why, "see libtorch's message; `vidtui check` tests the device")
-        }
-    }
+pub fn failed(what: &str, error: impl Into<TorchError>) -> Failure {
+    let error = error.into();
+    let (code, fix) = match error.kind {
+        ErrorKind::OutOfMemory => (ErrorCode::OutOfMemory, "use tiles, smaller tiles, or a smaller batch"),
+        ErrorKind::Device(_) => (ErrorCode::DeviceFailed, "see libtorch's message; `vidtui check` tests the device"),
+        _ => (ErrorCode::Internal, "see libtorch's message; if it fails again, report it with the log"),
+    };
+    Failure::new(code, what, error.text, fix)
 }
 
 /// Checks that encoders can compute in `kind`: bf16 or fp32.

@@ -4,7 +4,8 @@ use crate::params::{Params, check_kind, failed, kind_of};
 use camino::Utf8Path;
 use kernels::linear::f_linear;
 use rundir::{ErrorCode, Failure};
-use tch::{Device, Kind, TchError, Tensor, no_grad};
+use tch::{Device, Kind, Tensor, no_grad};
+use torch_error::TorchError;
 use weights::{Rows, T5Config};
 
 /// The table of embeddings.
@@ -97,9 +98,9 @@ impl T5Encoder {
     pub fn encode(&self, ids: &Tensor) -> Result<Tensor, Failure> {
         self.check(ids)?;
         let what = || format!("cannot encode {} texts of {} tokens", ids.size()[0], ids.size()[1]);
-        let rows: Vec<i64> = Vec::try_from(ids.to_device(Device::Cpu).reshape(-1)).map_err(|e| failed(&what(), &e))?;
+        let rows: Vec<i64> = Vec::try_from(ids.to_device(Device::Cpu).reshape(-1)).map_err(|e| failed(&what(), e))?;
         let rows = self.embedding.read(&rows)?;
-        no_grad(|| self.forward(ids.size()[0], ids.size()[1], rows)).map_err(|e| failed(&what(), &e))
+        no_grad(|| self.forward(ids.size()[0], ids.size()[1], rows)).map_err(|e| failed(&what(), e))
     }
 
     fn check(&self, ids: &Tensor) -> Result<(), Failure> {
@@ -118,7 +119,7 @@ impl T5Encoder {
         Ok(())
     }
 
-    fn forward(&self, texts: i64, tokens: i64, embeddings: Vec<u8>) -> Result<Tensor, TchError> {
+    fn forward(&self, texts: i64, tokens: i64, embeddings: Vec<u8>) -> Result<Tensor, TorchError> {
         let shape = [texts, tokens, self.config.d_model as i64];
         let stored = Tensor::f_from_data_size(&embeddings, &shape, kind_of(self.embedding.dtype))?;
         drop(embeddings);
@@ -136,7 +137,7 @@ impl T5Encoder {
     }
 
     /// Applies a block to a view of hidden states, in place.
-    fn block(&self, block: &Block, mut x_nld: Tensor, bias: &Tensor) -> Result<(), TchError> {
+    fn block(&self, block: &Block, mut x_nld: Tensor, bias: &Tensor) -> Result<(), TorchError> {
         let [n, l] = [0, 1].map(|axis| x_nld.size()[axis]);
         let (heads, width) = (self.config.num_heads as i64, self.config.d_kv as i64);
         let qkv = f_linear(&self.norm(&x_nld, &block.attention_norm)?, &block.qkv, None)?;
@@ -152,19 +153,20 @@ impl T5Encoder {
         let halves = inner.f_chunk(2, -1)?;
         let gated = halves[0].f_gelu("tanh")?.f_mul_(&halves[1])?;
         drop((inner, halves));
-        x_nld.f_add_(&f_linear(&gated, &block.ff_out, None)?).map(drop)
+        let _ = x_nld.f_add_(&f_linear(&gated, &block.ff_out, None)?)?;
+        Ok(())
     }
 
     /// Applies T5's RMS norm; the mean of squares is in fp32.
-    fn norm(&self, x: &Tensor, weight: &Tensor) -> Result<Tensor, TchError> {
+    fn norm(&self, x: &Tensor, weight: &Tensor) -> Result<Tensor, TorchError> {
         let precise = x.f_to_kind(Kind::Float)?;
         let mean = precise.f_square()?.f_mean_dim([-1].as_slice(), true, Kind::Float)?;
         let scaled = precise.f_mul(&mean.f_add_scalar(self.config.layer_norm_epsilon)?.f_rsqrt()?)?;
-        scaled.f_to_kind(weight.kind())?.f_mul_(weight)
+        Ok(scaled.f_to_kind(weight.kind())?.f_mul_(weight)?)
     }
 
     /// Returns the position bias that is added to the scores, `[1, heads, L, L]`.
-    fn attention_bias(&self, tokens: i64) -> Result<Tensor, TchError> {
+    fn attention_bias(&self, tokens: i64) -> Result<Tensor, TorchError> {
         let mut buckets = Vec::with_capacity((tokens * tokens) as usize);
         for query in 0..tokens {
             for key in 0..tokens {
@@ -173,7 +175,7 @@ impl T5Encoder {
         }
         let index = Tensor::f_from_slice(&buckets)?.f_to_device(self.bias.device())?;
         let table = self.bias.f_index_select(0, &index)?.f_view([tokens, tokens, -1])?;
-        table.f_permute([2, 0, 1])?.f_unsqueeze(0)?.f_contiguous()
+        Ok(table.f_permute([2, 0, 1])?.f_unsqueeze(0)?.f_contiguous()?)
     }
 }
 

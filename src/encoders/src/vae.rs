@@ -117,7 +117,7 @@ impl Vae {
             let parts = moments.f_chunk(2, 1)?;
             Ok(LatentDistribution { mean: parts[0].f_contiguous()?, logvar: parts[1].f_clamp(LOGVAR.0, LOGVAR.1)? })
         };
-        moments.and_then(split).map_err(|e| failed(&format!("cannot encode a video of shape {:?}", video.size()), &e))
+        moments.and_then(split).map_err(|e| failed(&format!("cannot encode a video of shape {:?}", video.size()), e))
     }
 
     /// Decodes latents `[B, C, T, h, w]`, unscaled, to videos `[B, C, F, H, W]`, values about -1…1, not clamped.
@@ -133,7 +133,7 @@ impl Vae {
                 self.windows(tile_cthw, &windows, |latents, cache, more| self.decoder.forward(latents, cache, more))
             })
         });
-        video.map_err(|e| failed(&format!("cannot decode a latent of shape {:?}", latent.size()), &e))
+        video.map_err(|e| failed(&format!("cannot decode a latent of shape {:?}", latent.size()), e))
     }
 
     /// Computes each sample of a batch, whole or in tiles.

@@ -93,7 +93,7 @@ struct Attention : torch::autograd::Function<Attention> {
 extern "C" {
 
 // The major number of the compute capability of the tensors' GPU, and whether cuDNN has a kernel for them.
-char* vidtui_attention_gpu(const Tensor* q, const Tensor* k, const Tensor* v, int* major, bool* cudnn_can_run) {
+TorchError* vidtui_attention_gpu(const Tensor* q, const Tensor* k, const Tensor* v, int* major, bool* cudnn_can_run) {
   return guarded([&] {
     *major = attention_cuda::major(*q);
     *cudnn_can_run = attention_cuda::cudnn_can_run(*q, *k, *v);
@@ -104,7 +104,7 @@ void vidtui_saved_attention_drop(SavedAttention* saved) { delete saved; }
 
 // `known`, unless null, is the result for the same inputs: nothing is computed, and its kernel computes the gradients. Unless `made` is
 // null, the result is also returned there, to be freed with vidtui_saved_attention_drop.
-char* vidtui_attention(const Tensor* q, const Tensor* k, const Tensor* v, int kernel, const SavedAttention* known,
+TorchError* vidtui_attention(const Tensor* q, const Tensor* k, const Tensor* v, int kernel, const SavedAttention* known,
                        SavedAttention** made, Tensor** out) {
   return guarded([&] {
     auto saved = made != nullptr ? std::make_unique<SavedAttention>() : nullptr;

@@ -187,7 +187,7 @@ int vidtui_fused_supports(int64_t width, int64_t head_width, bool is_bf16, int d
 }
 
 // `vectors`: shift and scale of the first `split` tokens, then of the others.
-char* vidtui_modulated_norm(const Tensor* x, const Tensor* gain, const Tensor* bias, const Tensor* const* vectors, int64_t split,
+TorchError* vidtui_modulated_norm(const Tensor* x, const Tensor* gain, const Tensor* bias, const Tensor* const* vectors, int64_t split,
                             double eps, bool prefers_kernel, Tensor** out) {
   return guarded([&] {
     const Tensor &a = *vectors[0], &b = *vectors[1], &c = *vectors[2], &d = *vectors[3];
@@ -197,7 +197,7 @@ char* vidtui_modulated_norm(const Tensor* x, const Tensor* gain, const Tensor* b
 }
 
 // `gates`: the gate of the first `split` tokens, and of the others.
-char* vidtui_gated_add(const Tensor* x, const Tensor* update, const Tensor* const* gates, int64_t split, bool prefers_kernel,
+TorchError* vidtui_gated_add(const Tensor* x, const Tensor* update, const Tensor* const* gates, int64_t split, bool prefers_kernel,
                        Tensor** out) {
   return guarded([&] {
     const bool on_kernel = prefers_kernel && x->scalar_type() == update->scalar_type() && fused_cuda::can_run(*x, {*gates[0], *gates[1]});
@@ -206,7 +206,7 @@ char* vidtui_gated_add(const Tensor* x, const Tensor* update, const Tensor* cons
 }
 
 // `factors` is null for heads that are not rotated.
-char* vidtui_head_norm(const Tensor* x, const Tensor* gain, const Tensor* bias, const Tensor* factors, double eps, bool prefers_kernel,
+TorchError* vidtui_head_norm(const Tensor* x, const Tensor* gain, const Tensor* bias, const Tensor* factors, double eps, bool prefers_kernel,
                        Tensor** out) {
   return guarded([&] {
     const Maybe by = given(factors);
@@ -220,7 +220,7 @@ char* vidtui_head_norm(const Tensor* x, const Tensor* gain, const Tensor* bias, 
   });
 }
 
-char* vidtui_rotate(const Tensor* x, const Tensor* factors, bool prefers_kernel, Tensor** out) {
+TorchError* vidtui_rotate(const Tensor* x, const Tensor* factors, bool prefers_kernel, Tensor** out) {
   return guarded([&] {
     const bool on_kernel = prefers_kernel && fused_cuda::can_rotate(*x, *factors);
     *out = new Tensor(Rotate::apply(*x, *factors, on_kernel));

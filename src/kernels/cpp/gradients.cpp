@@ -10,7 +10,7 @@ extern "C" {
 
 // Writes a new tensor for each input: the gradient of the sum of ⟨output, cotangent⟩, or null if no output depends on the input. Frees
 // the graph.
-char* vidtui_gradients(const at::Tensor* const* outputs, const at::Tensor* const* cotangents, size_t count,
+TorchError* vidtui_gradients(const at::Tensor* const* outputs, const at::Tensor* const* cotangents, size_t count,
                        const at::Tensor* const* inputs, size_t wanted, at::Tensor** grads) {
   return guarded([&] {
     const auto list = [](const at::Tensor* const* from, size_t n) {

@@ -75,10 +75,8 @@ struct Linear : torch::autograd::Function<Linear> {
 
 extern "C" {
 
-void vidtui_kernels_free(char* text) { std::free(text); }
-
 // `b` may be null. With `only_gradients`, the output is zero.
-char* vidtui_linear(const Tensor* x, const Tensor* w, const Tensor* b, bool only_gradients, Tensor** out) {
+TorchError* vidtui_linear(const Tensor* x, const Tensor* w, const Tensor* b, bool only_gradients, Tensor** out) {
   return guarded([&] {
     const Maybe bias = given(b);
     const bool graph = at::GradMode::is_enabled() &&

@@ -9,7 +9,7 @@
 extern "C" {
 
 // `gpu` is negative for the CPU.
-char* vidtui_normal(uint64_t key, const int64_t* shape, size_t dims, int gpu, at::Tensor** out) {
+TorchError* vidtui_normal(uint64_t key, const int64_t* shape, size_t dims, int gpu, at::Tensor** out) {
   return guarded([&] {
     const at::Device device = gpu < 0 ? at::Device(at::kCPU) : at::Device(at::kCUDA, static_cast<at::DeviceIndex>(gpu));
     const at::Tensor made = at::empty(at::IntArrayRef(shape, dims), at::TensorOptions(at::kFloat).device(device));

@@ -59,7 +59,7 @@ struct Order : torch::autograd::Function<Order<sums>> {
 extern "C" {
 
 // `last` and `halves` are both null, or neither is.
-char* vidtui_order(const Tensor* x, const Tensor* there, const Tensor* first, const Tensor* last, const Tensor* halves,
+TorchError* vidtui_order(const Tensor* x, const Tensor* there, const Tensor* first, const Tensor* last, const Tensor* halves,
                    bool sums, Tensor** out) {
   return guarded([&] {
     const Maybe also = given(last), half = given(halves);

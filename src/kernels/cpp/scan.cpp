@@ -298,7 +298,7 @@ void vidtui_saved_scan_drop(SavedScan* saved) { delete saved; }
 
 // `tensors` are the ten tensors of the scan; the last two may be null. `known`, unless null, is the result for the same inputs: nothing
 // is computed. Unless `made` is null, the result is also returned there, to be freed with vidtui_saved_scan_drop.
-char* vidtui_ttt_scan(const Tensor* const* tensors, int64_t mini_batch, int64_t group, int64_t blocks, double eps, int means,
+TorchError* vidtui_ttt_scan(const Tensor* const* tensors, int64_t mini_batch, int64_t group, int64_t blocks, double eps, int means,
                       const SavedScan* known, SavedScan** made, Tensor** out) {
   return guarded([&] {
     const auto t = [&](size_t i) -> const Tensor& { return *tensors[i]; };

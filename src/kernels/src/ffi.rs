@@ -1,10 +1,9 @@
 //! The C functions of `cpp/`.
 
-use std::ffi::{CStr, c_char, c_int};
+use std::ffi::c_int;
+use std::panic::panic_any;
+use torch_error::{Status, TorchError};
 use torch_sys::C_tensor;
-
-/// Null on success, otherwise an error message to free with `vidtui_kernels_free`.
-pub type Status = *mut c_char;
 
 #[repr(C)]
 pub struct SavedScan {
@@ -17,7 +16,6 @@ pub struct SavedAttention {
 }
 
 unsafe extern "C" {
-    fn vidtui_kernels_free(text: *mut c_char);
     pub fn vidtui_ttt_scan(
         tensors: *const *const C_tensor,
         mini_batch: i64,
@@ -110,20 +108,16 @@ unsafe extern "C" {
     ) -> Status;
 }
 
-/// Returns libtorch's message if a call failed.
-pub fn done(status: Status) -> Result<(), String> {
-    if status.is_null() {
-        return Ok(());
-    }
-    // SAFETY: a status that is not null is a C string that the C++ allocated with strdup; it is valid until freed below.
-    let text = unsafe { CStr::from_ptr(status) }.to_string_lossy().into_owned();
-    // SAFETY: the same pointer, freed once, by the allocator that created it.
-    unsafe { vidtui_kernels_free(status) };
-    Err(text)
+/// Converts the status of a call.
+pub fn done(status: Status) -> Result<(), TorchError> {
+    // SAFETY: the status is of a function of this crate's C++, and it is not used again.
+    unsafe { torch_error::done(status) }
 }
 
-/// Panics with libtorch's message if a call failed. Operators fail only on shapes, which the recipe's check validates;
-/// tch's own operators panic too.
+/// Panics with a [`TorchError`] if a call failed, as tch's own operators panic with a text: operators return tensors, not results.
+/// `TorchError::of_panic` recognizes both.
 pub fn expect_done(status: Status, doing: &str) {
-    done(status).unwrap_or_else(|text| panic!("cannot {doing}: {text}"));
+    if let Err(TorchError { kind, text }) = done(status) {
+        panic_any(TorchError { kind, text: format!("cannot {doing}: {text}") });
+    }
 }

@@ -1,7 +1,8 @@
 //! Gradients of outputs whose own gradients are known.
 
 use crate::ffi;
-use tch::{TchError, Tensor};
+use tch::Tensor;
+use torch_error::TorchError;
 
 /// Returns the gradient of `Σ ⟨output, cotangent⟩` with respect to each input, and `None` for an input that no output depends on. Frees the
 /// graph.
@@ -10,7 +11,7 @@ use tch::{TchError, Tensor};
 ///
 /// # Errors
 /// An operator of the graph failed, for example a collective because a peer exited.
-pub fn gradients(outputs: &[(&Tensor, &Tensor)], inputs: &[&Tensor]) -> Result<Vec<Option<Tensor>>, TchError> {
+pub fn gradients(outputs: &[(&Tensor, &Tensor)], inputs: &[&Tensor]) -> Result<Vec<Option<Tensor>>, TorchError> {
     let (of, cotangents): (Vec<_>, Vec<_>) = outputs.iter().map(|(of, pull)| (of.as_ptr(), pull.as_ptr())).unzip();
     let leaves: Vec<_> = inputs.iter().map(|tensor| tensor.as_ptr()).collect();
     let mut grads = vec![std::ptr::null_mut(); inputs.len()];
@@ -20,7 +21,7 @@ pub fn gradients(outputs: &[(&Tensor, &Tensor)], inputs: &[&Tensor]) -> Result<V
         let (of, cotangents) = (of.as_ptr(), cotangents.as_ptr());
         ffi::vidtui_gradients(of, cotangents, outputs.len(), leaves.as_ptr(), leaves.len(), grads.as_mut_ptr())
     };
-    ffi::done(status).map_err(TchError::Torch)?;
+    ffi::done(status)?;
     let owned = |pointer: *mut torch_sys::C_tensor| {
         // SAFETY: a pointer that is not null is of a tensor that the call created; it transfers ownership to us.
         (!pointer.is_null()).then(|| unsafe { Tensor::from_ptr(pointer) })

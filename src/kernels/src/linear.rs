@@ -3,23 +3,23 @@
 //! libtorch multiplies fp32 matrices with MKL, which has no AVX-512 code for AMD processors and takes twice the time there.
 
 use crate::ffi;
-use tch::{TchError, Tensor};
+use tch::Tensor;
+use torch_error::TorchError;
 
 /// Computes `x Wᵀ + b`; differentiable. `x` is `[…, in]`, `weight` `[out, in]`, `bias` `[out]`.
 ///
 /// # Errors
 /// The shapes do not fit, or memory is short.
-pub fn f_linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor, TchError> {
+pub fn f_linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor, TorchError> {
     call(x, weight, bias, false)
 }
 
-fn call(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, only_gradients: bool) -> Result<Tensor, TchError> {
+fn call(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, only_gradients: bool) -> Result<Tensor, TorchError> {
     let mut out = std::ptr::null_mut();
     let bias = bias.map_or(std::ptr::null(), Tensor::as_ptr);
     // SAFETY: all pointers are of tensors that outlive the call, or null where the C++ allows it; it writes one new
     // tensor on success.
-    ffi::done(unsafe { ffi::vidtui_linear(x.as_ptr(), weight.as_ptr(), bias, only_gradients, &mut out) })
-        .map_err(TchError::Torch)?;
+    ffi::done(unsafe { ffi::vidtui_linear(x.as_ptr(), weight.as_ptr(), bias, only_gradients, &mut out) })?;
     // SAFETY: the call above created the tensor and transfers ownership to us.
     Ok(unsafe { Tensor::from_ptr(out) })
 }

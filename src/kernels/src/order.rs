@@ -5,7 +5,9 @@
 // B batch, L tokens, S places
 
 use crate::ffi;
-use tch::{Device, TchError, Tensor};
+use std::panic::panic_any;
+use tch::{Device, Tensor};
+use torch_error::TorchError;
 
 /// An order of the tokens of a sequence, in which each token has one place or two.
 #[derive(Debug)]
@@ -52,7 +54,7 @@ impl Order {
     /// # Panics
     /// The sequence has another length, or memory is short. tch's own operators panic too.
     pub fn select(&self, x_bl: &Tensor) -> Tensor {
-        self.call(x_bl, false).unwrap_or_else(|error| panic!("cannot reorder tokens: {error}"))
+        self.call(x_bl, false).unwrap_or_else(|error| panic_any(error))
     }
 
     /// Returns the sum over the places of each token, `[B, S, …]` to `[B, L, …]`; differentiable. Undoes [`Order::select`] if each token
@@ -61,10 +63,10 @@ impl Order {
     /// # Panics
     /// The sequence has another length, or memory is short. tch's own operators panic too.
     pub fn sum(&self, x_bs: &Tensor) -> Tensor {
-        self.call(x_bs, true).unwrap_or_else(|error| panic!("cannot sum the places of tokens: {error}"))
+        self.call(x_bs, true).unwrap_or_else(|error| panic_any(error))
     }
 
-    fn call(&self, x: &Tensor, sums: bool) -> Result<Tensor, TchError> {
+    fn call(&self, x: &Tensor, sums: bool) -> Result<Tensor, TorchError> {
         let [last, halves] = match &self.last {
             Some(last) => last.each_ref().map(Tensor::as_ptr),
             None => [std::ptr::null(); 2],
@@ -75,7 +77,7 @@ impl Order {
         let status = unsafe {
             ffi::vidtui_order(x.as_ptr(), self.there.as_ptr(), self.first.as_ptr(), last, halves, sums, &mut out)
         };
-        ffi::done(status).map_err(TchError::Torch)?;
+        ffi::done(status)?;
         // SAFETY: the call above created the tensor and transfers ownership to us.
         Ok(unsafe { Tensor::from_ptr(out) })
     }

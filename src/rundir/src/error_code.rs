@@ -191,7 +191,7 @@ pub enum ErrorCode {
     NotFinite,
     /// Replicas or TP ranks have weights that differ.
     WeightsDiffer,
-    /// A device or a collective failed.
+    /// A device failed: its GPU reported an error.
     DeviceFailed,
     /// The supervisor or a rank could not be started.
     StartFailed,

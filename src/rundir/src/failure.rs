@@ -68,6 +68,14 @@ impl Cause {
         *self == Self::Root
     }
 
+    /// Returns the other node in which the cause lies, if it is known.
+    pub fn node(&self) -> Option<&NodeId> {
+        match self {
+            Self::Peer(node) => node.as_ref(),
+            Self::Root | Self::Stop => None,
+        }
+    }
+
     /// Returns true if the cause lies in another rank or node.
     pub fn is_peer(&self) -> bool {
         matches!(self, Self::Peer(_))

@@ -35,6 +35,14 @@ pub struct Heartbeat {
     pub failed_save: Option<FailedSave>,
 }
 
+impl Heartbeat {
+    /// Returns whether heartbeats of the rank are missing at a time, Unix seconds: the process is stopped, or its node or file system does
+    /// not respond.
+    pub fn is_late(&self, now_s: f64) -> bool {
+        now_s - self.t > 3.0 * HEARTBEAT_EVERY_S
+    }
+}
+
 /// A checkpoint that could not be saved.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct FailedSave {

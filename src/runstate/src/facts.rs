@@ -368,10 +368,17 @@ impl RunFacts {
     /// whose failure is not a consequence of another.
     pub fn failed_node(&self, now: f64) -> Option<NodeId> {
         let attempt = self.attempt.as_ref()?;
-        let failed = self.exits.iter().filter(|e| e.attempt == attempt.number && e.reason == ExitReason::Failed);
-        let roots = failed.filter(|exit| exit.failure.as_ref().is_none_or(|failure| !failure.is_consequence()));
-        let first = roots.min_by(|a, b| a.ended_s.total_cmp(&b.ended_s)).map(|exit| exit.node.clone());
-        self.lost_nodes(now).into_iter().next().or(first)
+        let failed = || {
+            let mut exits: Vec<_> = self.exits.iter().filter(|e| e.attempt == attempt.number).collect();
+            exits.retain(|exit| exit.reason == ExitReason::Failed);
+            exits.sort_by(|a, b| a.ended_s.total_cmp(&b.ended_s));
+            exits.into_iter()
+        };
+        let is_root = |exit: &&ExitFile| exit.failure.as_ref().is_none_or(|failure| !failure.is_consequence());
+        let first = || failed().find(is_root).map(|exit| exit.node.clone());
+        // A rank that stopped answering is named by those that waited for it; its own supervisor ends it without a failure of its own.
+        let named = || failed().find_map(|exit| exit.failure.as_ref()?.cause.node().cloned());
+        self.lost_nodes(now).into_iter().next().or_else(first).or_else(named)
     }
 
     /// Returns the time of the last step or event, in Unix seconds; `None` before the first attempt.

@@ -116,10 +116,9 @@ impl BackingStore for HostStore {
             }
             None => view(&self.memory.bytes(bytes)?, 0, size, kind),
         };
-        let _ = tensor.f_zero_().map_err(|error| Error::Torch {
-            doing: format!("keep a tensor of {size:?} in the memory of the node"),
-            why: error.to_string(),
-        })?;
+        let _ = tensor
+            .f_zero_()
+            .map_err(|error| Error::torch(format!("keep a tensor of {size:?} in the memory of the node"), error))?;
         Ok(tensor)
     }
 
@@ -228,10 +227,7 @@ impl Copying {
     pub fn wait(self) -> Result<()> {
         match self {
             Copying::Thread(done) => done.recv().unwrap_or_else(|_| {
-                Err(Error::Torch {
-                    doing: "copy a tensor from or to the backing store".into(),
-                    why: "the thread ended".into(),
-                })
+                Err(Error::other("copy a tensor from or to the backing store", "the thread ended"))
             }),
             Copying::Stream(event) => event.block(),
         }
@@ -335,10 +331,8 @@ impl Offload {
     pub fn fetch(&self, stored: &Tensor, kind: Kind) -> Result<Fetched> {
         // The thread casts on the CPU. A GPU casts after the copy, because libtorch would cast on the host and wait.
         let copied = if self.device == Device::Cpu { kind } else { stored.kind() };
-        let tensor = Tensor::f_empty(stored.size(), (copied, self.device)).map_err(|error| Error::Torch {
-            doing: format!("fetch a tensor of {:?}", stored.size()),
-            why: error.to_string(),
-        })?;
+        let tensor = Tensor::f_empty(stored.size(), (copied, self.device))
+            .map_err(|error| Error::torch(format!("fetch a tensor of {:?}", stored.size()), error))?;
         let copying = self.start(&tensor, stored)?;
         Ok(Fetched { tensor, kind, copying })
     }
@@ -405,8 +399,7 @@ impl Offload {
     /// The memory of the device is exhausted, or the GPU failed.
     pub fn on_device<const N: usize>(&self, stored: [&Tensor; N]) -> Result<[Tensor; N]> {
         let copy = |tensor: &Tensor| {
-            let failed =
-                |error: tch::TchError| Error::Torch { doing: "fetch optimizer state".into(), why: error.to_string() };
+            let failed = |error: tch::TchError| Error::torch("fetch optimizer state", error);
             let place = Tensor::f_empty(tensor.size(), (tensor.kind(), self.device)).map_err(failed)?;
             cuda::copy(&place, tensor)?;
             Ok(place)

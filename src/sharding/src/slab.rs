@@ -26,10 +26,8 @@ impl HostMemory {
 
     /// Allocates a flat tensor of bytes.
     pub(crate) fn bytes(self, len: i64) -> Result<Tensor> {
-        let memory = Tensor::f_empty([len], (Kind::Uint8, Device::Cpu)).map_err(|error| Error::Torch {
-            doing: format!("allocate {len} bytes of the memory of the node"),
-            why: error.to_string(),
-        })?;
+        let memory = Tensor::f_empty([len], (Kind::Uint8, Device::Cpu))
+            .map_err(|error| Error::torch(format!("allocate {len} bytes of the memory of the node"), error))?;
         match self {
             HostMemory::Pageable => Ok(memory),
             // The tensor above only gives the size. It uses no physical memory, because its pages were never touched.

@@ -404,14 +404,34 @@ impl State {
     /// Returns the rank with the first failure among all ranks that have ended so far.
     ///
     /// If several ranks are found dead at the same time, a rank that lost contact with another comes last, because its
-    /// failure is a consequence, and a rank that a signal killed comes first. After that, the lower rank comes first.
+    /// failure is a consequence. A rank whose device failed comes first, then one that a signal killed, then the lower rank.
     fn first_failure(&self) -> Option<&RankEnd> {
         if self.stop_requested && self.is_command {
             // The exit code of a launcher is not 0 after a stop request.
             return None;
         }
         let failed = self.ended.iter().filter(|rank| self.is_failure(rank));
-        failed.min_by_key(|rank| (rank.failure.is_consequence(), rank.signal.is_none(), rank.rank))
+        failed.min_by_key(|rank| {
+            let of_device = rank.failure.code == ErrorCode::DeviceFailed;
+            (rank.failure.is_consequence(), !of_device, rank.signal.is_none(), rank.rank)
+        })
+    }
+
+    /// Replaces the first failure by that of the rank that caused it. A rank that fails closes its connections before its process ends, so
+    /// that another rank may lose contact and end before it.
+    fn find_cause(&mut self, actions: &mut Vec<Action>) {
+        if !self.first.as_ref().is_some_and(|first| first.failure.is_consequence()) {
+            return;
+        }
+        // A signal may be one of this supervisor, which ends the ranks that are left.
+        let by_itself =
+            |rank: &&RankEnd| self.is_failure(rank) && rank.code.is_some() && !rank.failure.is_consequence();
+        let causes = self.ended.iter().filter(by_itself);
+        let cause = causes.min_by_key(|rank| (rank.failure.code != ErrorCode::DeviceFailed, rank.rank)).cloned();
+        if let Some(cause) = cause {
+            actions.push(Action::Record(died(&cause)));
+            self.first = Some(cause);
+        }
     }
 
     /// Returns whether a rank failed. If TERM ended it before it had installed a handler, it stopped as requested.
@@ -421,6 +441,7 @@ impl State {
 
     /// Ends the supervisor after all ranks have ended, when the reason is known or the wait for it has timed out.
     fn finish(&mut self, at: Duration, actions: &mut Vec<Action>) {
+        self.find_cause(actions);
         let (reason, failure) = match &self.first {
             Some(first) => (ExitReason::Failed, Some(first.failure.clone())),
             None if self.ended.iter().any(|rank| rank.code != Some(0)) => (ExitReason::Killed, None),

@@ -4,11 +4,13 @@ use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom};
 
 use camino::Utf8Path;
+use cluster::RankPlace;
 use nix::sys::signal::Signal;
 use nix::sys::statvfs::statvfs;
-use rundir::{ErrorCode, ExitFile, Failure, RankExit, SCHEMA, now_s};
+use rundir::{Cause, ErrorCode, ExitFile, Failure, RankExit, SCHEMA, now_s};
 use runstate::recent_metrics;
 use signal_hook::consts::SIGKILL;
+use units::counted;
 use units::terminal::{Colours, shown};
 
 use crate::decide::{RankEnd, Verdict};
@@ -61,7 +63,7 @@ fn explain(rank: &EndedRank, job: &Job, ooms_before: Option<u64>) -> Failure {
     }
     if let Some(mut failure) = job.run.read_rank_failure(&job.node, job.attempt.number, rank.rank) {
         failure.why += &format!(" ({who}, {how})");
-        return failure;
+        return if failure.cause == Cause::Peer(None) { name_silent_rank(failure, job, rank.ended_s) } else { failure };
     }
     let line = last_output(rank);
     let why =
@@ -76,6 +78,34 @@ fn explain(rank: &EndedRank, job: &Job, ooms_before: Option<u64>) -> Failure {
         return Failure::new(ErrorCode::OutOfMemory, format!("{who} ran out of memory"), why, LESS_MEMORY);
     }
     Failure::new(ErrorCode::RankFailed, format!("{who} failed"), why, read_log)
+}
+
+/// Names the rank that stopped answering in the failure of a rank that waited for it. A rank that is stopped, or whose node or file
+/// system does not respond, writes no heartbeats.
+fn name_silent_rank(failure: Failure, job: &Job, ended_s: f64) -> Failure {
+    let attempt = job.attempt.number;
+    let age_s = |place: &&RankPlace| {
+        let beat = job.run.read_heartbeat(&place.node, attempt, place.rank)?;
+        beat.is_late(ended_s).then_some(ended_s - beat.t)
+    };
+    let silent: Vec<_> = job.attempt.placement.ranks.iter().filter_map(|place| Some((place, age_s(&place)?))).collect();
+    let Some((RankPlace { rank, node, .. }, age_s)) = silent.first() else { return failure };
+    let others = match silent.len() {
+        1 => String::new(),
+        count => format!(" (and {})", counted(count - 1, "other rank")),
+    };
+    Failure {
+        cause: Cause::Peer(Some(node.clone())),
+        why: format!(
+            "rank {rank} on node {node}{others} stopped answering: no heartbeat for {age_s:.0} s; {}",
+            failure.why
+        ),
+        fix: format!(
+            "look at rank {rank} on node {node}: its process may have been stopped (`ps` shows state T), or its node or file system does \
+             not respond; then resume from the last checkpoint"
+        ),
+        ..failure
+    }
 }
 
 /// The hint for a rank that used too much memory.

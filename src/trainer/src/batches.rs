@@ -6,8 +6,8 @@
 
 use crate::data::{Data, Reading};
 use crate::device::{self, upload_beside};
-use crate::exchange::device_failed;
 use crate::noising::{CleanBatch, Noising};
+use crate::torch_failure::failed;
 use c10d::cuda::Event;
 use dit::diffusion::Target;
 use dit::family::Inputs;
@@ -83,7 +83,7 @@ impl Batches {
             let (reading, noising, samples) = (data.reading(next.numbers()), noising(), next.clone());
             let make = move || {
                 c10d::compute_alone();
-                device::set_current(device).map_err(device_failed)?;
+                device::set_current(device).map_err(failed)?;
                 make(&reading, &noising, &samples, device)
             };
             // If no thread can be started, the next call makes the batch itself.
@@ -91,7 +91,7 @@ impl Batches {
             self.ahead = making.map(|making| Ahead { samples: next, making });
         }
         if let Some(copied) = &made.copied {
-            copied.block().map_err(device_failed)?;
+            copied.block().map_err(failed)?;
         }
         Ok(noising().noised(made.batch))
     }
@@ -118,7 +118,7 @@ fn make<O: Objective>(
     batch.text = reading.drop_texts(&batch.text, &noising.keeps_texts(samples.numbers()));
     let batch = noising.clean(batch, samples.step.clone(), samples.places.start)?;
     // `map` takes an infallible function, so an error is returned through a cell.
-    let (copied, failed) = (RefCell::new(None), RefCell::new(None));
+    let (copied, first_error) = (RefCell::new(None), RefCell::new(None));
     let there = |tensor: &Tensor| match upload_beside(tensor, device) {
         Ok((tensor, event)) => {
             // The copies are in order: the last event follows all of them.
@@ -126,13 +126,13 @@ fn make<O: Objective>(
             tensor
         }
         Err(error) => {
-            *failed.borrow_mut() = Some(error);
+            *first_error.borrow_mut() = Some(error);
             tensor.shallow_clone()
         }
     };
     let batch = batch.map(there);
-    if let Some(error) = failed.into_inner() {
-        return Err(device_failed(error));
+    if let Some(error) = first_error.into_inner() {
+        return Err(failed(error));
     }
     Ok(Made { batch, copied: copied.into_inner() })
 }

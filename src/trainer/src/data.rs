@@ -4,8 +4,9 @@
 //! [`Reading`].
 
 use crate::conditions;
-use crate::exchange::{agree_on, peer_lost};
+use crate::exchange::agree_on;
 use crate::seeds::{Purpose, normal};
+use crate::torch_failure::failed;
 use c10d::Group;
 use dataset::order::{Order, OrderedItem, StepPlan};
 use dataset::{RawTensor, Reader, Slot, TEXT, Table, open_null_text};
@@ -278,13 +279,13 @@ fn share(world: &Group, table: Option<Table>) -> Result<Table, Failure> {
     }
     let bytes = table.as_ref().map_or_else(Vec::new, Table::to_bytes);
     let len = Tensor::from_slice(&[bytes.len() as i64]);
-    world.broadcast(&len, 0).and_then(|pending| pending.wait()).map_err(peer_lost)?;
+    world.broadcast(&len, 0).and_then(|pending| pending.wait()).map_err(failed)?;
     let len = len.int64_value(&[0]) as usize;
     let shared = match &table {
         Some(_) => Tensor::from_slice(&bytes),
         None => Tensor::zeros([len as i64], (Kind::Uint8, Device::Cpu)),
     };
-    world.broadcast(&shared, 0).and_then(|pending| pending.wait()).map_err(peer_lost)?;
+    world.broadcast(&shared, 0).and_then(|pending| pending.wait()).map_err(failed)?;
     if let Some(table) = table {
         return Ok(table);
     }

@@ -95,7 +95,7 @@ pub fn check_scan(recipe: &Recipe, device: Device) -> Result<(), Failure> {
     match device {
         Device::Cuda(gpu) if dit::cogvideox::has_scan_kernel(&recipe.model, gpu) => Ok(()),
         Device::Cuda(gpu) => refuse(
-            ErrorCode::DeviceFailed,
+            ErrorCode::NoGpu,
             format!(
                 "GPU {gpu} has too little shared memory for it or is older than compute capability 8.0, or this trainer was built without \
                  the kernel"
@@ -124,7 +124,7 @@ pub fn check_fused(recipe: &Recipe, device: Device) -> Result<(), Failure> {
     match device {
         Device::Cuda(gpu) if dit::cogvideox::has_fused_kernels(model, compute_kind(dtype), gpu) => Ok(()),
         Device::Cuda(gpu) => refuse(
-            ErrorCode::DeviceFailed,
+            ErrorCode::NoGpu,
             format!(
                 "GPU {gpu} is older than compute capability 8.0, this trainer was built without the kernels, or they do not have the \
                  widths of the model: {} and {} in its heads must be multiples of {} in {}, and at most 3072",
@@ -246,7 +246,7 @@ mod tests {
         };
         assert_eq!(check("kernel", Device::Cpu), Err(ErrorCode::NoGpu));
         // No machine has GPU 99.
-        assert_eq!(check("kernel", Device::Cuda(99)), Err(ErrorCode::DeviceFailed));
+        assert_eq!(check("kernel", Device::Cuda(99)), Err(ErrorCode::NoGpu));
         assert_eq!([Device::Cpu, Device::Cuda(99)].map(|device| check("operators", device)), [Ok(()); 2]);
     }
 

@@ -3,7 +3,8 @@
 //! Ranks that hold the same weights apply the same updates to them. A faulty GPU, faulty memory or a nondeterministic operation makes
 //! them differ. The loss may not show this for a long time.
 
-use crate::exchange::{agree_on, peer_lost};
+use crate::exchange::agree_on;
+use crate::torch_failure::failed;
 use c10d::Group;
 use c10d::waits::{self, Place};
 use recipe::ParamSpec;
@@ -30,7 +31,7 @@ pub fn check(fsdp: &Fsdp, tables: &[Vec<ParamSpec>], step: u64, copies: bool) ->
     if groups.replicate.size() == 1 && groups.tp.size() == 1 {
         return Ok(());
     }
-    let found = waits::at(Place::Drift, || difference(fsdp, tables, copies)).map_err(peer_lost)?;
+    let found = waits::at(Place::Drift, || difference(fsdp, tables, copies)).map_err(failed)?;
     agree_on(&groups.world, found.map_or(Ok(()), |found| Err(found.failure(step))))
 }
 

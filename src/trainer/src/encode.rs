@@ -192,8 +192,8 @@ impl StoredTensor {
 
 /// Returns whether a failure concerns one item only, not the rank, its node or the data set's disk.
 fn is_of_item(failure: &Failure) -> bool {
-    use ErrorCode::{DeviceFailed, DiskFull, FileTooLarge, ProgramMissing};
-    ![ProgramMissing, DiskFull, FileTooLarge, DeviceFailed].contains(&failure.code)
+    use ErrorCode::{DeviceFailed, DiskFull, FileTooLarge, Internal, ProgramMissing};
+    ![ProgramMissing, DiskFull, FileTooLarge, DeviceFailed, Internal].contains(&failure.code)
 }
 
 /// Returns the failure of an item whose result has values that are not finite.
@@ -234,7 +234,7 @@ mod tests {
     #[test]
     fn only_failures_of_the_node_end_a_rank() {
         let of_item = |code| is_of_item(&Failure::new(code, "", "", ""));
-        for code in [ErrorCode::ProgramMissing, ErrorCode::DiskFull, ErrorCode::DeviceFailed] {
+        for code in [ErrorCode::ProgramMissing, ErrorCode::DiskFull, ErrorCode::DeviceFailed, ErrorCode::Internal] {
             assert!(!of_item(code), "{code:?}");
         }
         // ffmpeg was killed or makes no progress; or the clip is damaged, has changed, or does not fit into memory.

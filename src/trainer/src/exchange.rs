@@ -1,8 +1,8 @@
-//! Exchanges small values between all ranks, and turns errors of collectives and devices into failures.
+//! Exchanges small values between all ranks.
 
-use crate::out_of_memory;
+use crate::torch_failure::failed;
 use c10d::Group;
-use rundir::{ErrorCode, Failure};
+use rundir::Failure;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tch::{Device, Kind, Tensor};
@@ -54,7 +54,7 @@ fn gather_padded<T: DeserializeOwned>(group: &Group, mut bytes: Vec<u8>, len: us
 /// # Errors
 /// The failure of the lowest rank that has one, or the loss of a peer.
 pub fn agree<T: Serialize + DeserializeOwned>(group: &Group, mine: Result<T, Failure>) -> Result<Vec<T>, Failure> {
-    let all = all_gather(group, &mine).map_err(peer_lost)?;
+    let all = all_gather(group, &mine).map_err(failed)?;
     all.into_iter().collect()
 }
 
@@ -76,26 +76,4 @@ pub fn agree_on<T>(group: &Group, mine: Result<T, Failure>) -> Result<T, Failure
 pub fn finish_together(world: &Group) {
     // The task is complete, so a peer that is lost now changes nothing.
     let _ = agree(world, Ok(()));
-}
-
-/// Turns the error of a collective, or of computing between collectives, into a failure: memory is exhausted or a peer is lost.
-pub fn peer_lost(error: c10d::Error) -> Failure {
-    if let Some(failure) = out_of_memory::failure(&error.to_string()) {
-        return failure;
-    }
-    Failure::peer_lost(
-        None,
-        error.to_string(),
-        "see which rank ended first in the logs; then resume from the last checkpoint",
-    )
-}
-
-/// Turns the error of a device or of the backing store into a failure.
-pub fn device_failed(error: c10d::Error) -> Failure {
-    let text = error.to_string();
-    out_of_memory::failure(&text).unwrap_or_else(|| {
-        let fix =
-            "check the device (`vidtui check`) and the disk of memory.folder; then resume from the last checkpoint";
-        Failure::new(ErrorCode::DeviceFailed, "the device or its backing store failed", text, fix)
-    })
 }

@@ -44,6 +44,7 @@ mod step;
 mod tensor_file;
 #[cfg(test)]
 mod tests;
+mod torch_failure;
 mod trainer;
 mod watchdog;
 

@@ -1,7 +1,8 @@
 //! Creates the backing store of a rank, after a check that it has enough space for all ranks of the node.
 
-use crate::exchange::{agree_on, device_failed};
+use crate::exchange::agree_on;
 use crate::memory::node_available;
+use crate::torch_failure::failed;
 use camino::{Utf8Path, Utf8PathBuf};
 use recipe::{OFFLOAD_FIX, OFFLOAD_SHARE, OffloadStore, Recipe};
 use rundir::{ErrorCode, Failure};
@@ -62,7 +63,7 @@ fn open(recipe: &Recipe, groups: &MeshGroups) -> Result<Arc<dyn BackingStore>, F
         return Ok(Arc::new(FileStore::new(folder(recipe).into_std_path_buf())));
     }
     let sizes = recipe.offloaded_tensors(groups.shard.rank());
-    Ok(Arc::new(HostStore::with_places(HostMemory::Pinned, &sizes).map_err(device_failed)?))
+    Ok(Arc::new(HostStore::with_places(HostMemory::Pinned, &sizes).map_err(failed)?))
 }
 
 /// Returns the folder of the store's files.

@@ -1,4 +1,4 @@
-//! Recognizes out-of-memory errors of libtorch, names the training phase, and proposes settings that need less memory.
+//! Explains out-of-memory errors of libtorch: the training phase, the plan, and settings that need less memory.
 
 use crate::memory::{self, Memory};
 use crate::phase;
@@ -6,19 +6,8 @@ use cluster::NodeId;
 use recipe::{MemoryFit, Recipe, Task};
 use rundir::{ErrorCode, Failure, RunDir};
 use serde_json::json;
-use std::any::Any;
 use tch::Device;
 use units::size;
-
-/// Out-of-memory texts of libtorch's CUDA and CPU allocators, of CUDA's libraries and of the C++ runtime.
-const TEXTS: [&str; 6] = [
-    "out of memory",
-    "not enough memory",
-    "can't allocate memory",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "std::bad_alloc",
-    "Cannot allocate memory",
-];
 
 /// The fix if memory is exhausted while a rank encodes or samples videos.
 const LESS_WORK: &str = "use a GPU with more memory, or fewer frames or a smaller size";
@@ -28,23 +17,10 @@ const PROPOSALS: usize = 3;
 /// The number of parts of the memory plan, and of tensors, that a failure shows.
 const LARGEST: usize = 3;
 
-/// Returns the failure for the text of an out-of-memory error, without a fix; `None` for other errors.
-pub fn failure(text: &str) -> Option<Failure> {
-    if !TEXTS.iter().any(|known| text.contains(known)) {
-        return None;
-    }
-    let phase = phase::current();
-    // libtorch's messages continue with a stack; in a panic, ends of lines are escaped.
-    let text = text.replace("\\n", "\n");
-    let why = text.lines().find(|line| TEXTS.iter().any(|known| line.contains(known))).unwrap_or(&text);
-    let why = why.split_once("Torch(\"").map_or(why, |(_, message)| message);
-    Some(Failure::new(ErrorCode::OutOfMemory, format!("out of memory in the phase '{}'", phase.name()), why.trim(), ""))
-}
-
-/// Returns the failure for an out-of-memory panic; `None` for other panics. tch's operators panic when libtorch fails.
-pub fn of_panic(panic: &(dyn Any + Send)) -> Option<Failure> {
-    let text = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied())?;
-    failure(text)
+/// Returns the failure for an error of kind `OutOfMemory`, without a fix.
+pub fn failure(error: &c10d::Error) -> Failure {
+    let what = format!("out of memory in the phase '{}'", phase::current().name());
+    Failure::new(ErrorCode::OutOfMemory, what, error.to_string(), "")
 }
 
 /// The rank that ran out of memory.
@@ -146,30 +122,7 @@ fn proposals(fits: &[MemoryFit]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::phase::Phase;
     use crate::tests::support::recipe;
-
-    #[test]
-    fn out_of_memory_is_found_in_the_texts_of_every_allocator() {
-        for text in [
-            "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 GiB\nException raised from malloc",
-            "called `Result::unwrap()` on an `Err` value: Torch(\"DefaultCPUAllocator: can't allocate memory: 8 bytes\\nframe #0: c10\")",
-            "[enforce fail at alloc_cpu.cpp:129] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes.",
-            "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
-            "std::bad_alloc",
-        ] {
-            for phase in [Phase::Forward, Phase::Optimizer] {
-                phase::enter(phase);
-                let failure = failure(text).unwrap_or_else(|| panic!("{text}"));
-                assert_eq!(failure.code, ErrorCode::OutOfMemory);
-                assert!(!failure.why.contains("frame") && !failure.why.contains("unwrap"), "{failure}");
-                assert!(failure.what.contains(phase.name()) && !failure.why.contains('\n'));
-            }
-        }
-        assert_eq!(failure("Connection reset by peer"), None);
-        let panic = std::panic::catch_unwind(|| panic!("CUDA out of memory. {}", 1)).unwrap_err();
-        assert_eq!(of_panic(panic.as_ref()).unwrap().code, ErrorCode::OutOfMemory);
-    }
 
     #[test]
     fn the_largest_tensors_are_those_of_the_allocator() {

@@ -15,7 +15,8 @@ use sharding::flat::{Layout, ParamKind, TpLayout};
 use sharding::fsdp::Fsdp;
 use sharding::mesh::MeshGroups;
 use sharding::offload::Offload;
-use tch::{Device, TchError, Tensor};
+use tch::{Device, Tensor};
+use torch_error::TorchError;
 
 /// Returns the parameter table of every unit of a recipe's network in FSDP's order: the root, then the blocks.
 pub fn unit_tables(recipe: &Recipe) -> Vec<Vec<ParamSpec>> {
@@ -191,19 +192,19 @@ impl TensorParallel for Sharded<'_> {
         self.0.groups().tp.rank() as i64
     }
 
-    fn copy_to(&self, x: &Tensor) -> Result<Tensor, TchError> {
-        self.0.groups().tp.copy_to(x).map_err(to_torch_error)
+    fn copy_to(&self, x: &Tensor) -> Result<Tensor, TorchError> {
+        self.0.groups().tp.copy_to(x).map_err(TorchError::from)
     }
 
-    fn gather_from(&self, x: &Tensor) -> Result<Tensor, TchError> {
-        self.0.groups().tp.gather_from(x).map_err(to_torch_error)
+    fn gather_from(&self, x: &Tensor) -> Result<Tensor, TorchError> {
+        self.0.groups().tp.gather_from(x).map_err(TorchError::from)
     }
 
-    fn start_gather_tokens(&self, part: &Tensor, len: i64) -> Result<InFlight, TchError> {
+    fn start_gather_tokens(&self, part: &Tensor, len: i64) -> Result<InFlight, TorchError> {
         in_flight(self.0.groups().tp.start_gather_tokens(part, len))
     }
 
-    fn start_reduce_tokens(&self, x: &Tensor) -> Result<InFlight, TchError> {
+    fn start_reduce_tokens(&self, x: &Tensor) -> Result<InFlight, TorchError> {
         in_flight(self.0.groups().tp.start_reduce_tokens(x))
     }
 
@@ -213,14 +214,9 @@ impl TensorParallel for Sharded<'_> {
     }
 }
 
-fn in_flight(started: c10d::Result<c10d::TokensInFlight>) -> Result<InFlight, TchError> {
-    let started = started.map_err(to_torch_error)?;
-    Ok(Box::new(move || started.wait().map_err(to_torch_error)))
-}
-
-/// Converts the error of a collective to a libtorch error, because the model's functions return no other kind.
-fn to_torch_error(error: c10d::Error) -> TchError {
-    TchError::Torch(error.to_string())
+fn in_flight(started: c10d::Result<c10d::TokensInFlight>) -> Result<InFlight, TorchError> {
+    let started = started.map_err(TorchError::from)?;
+    Ok(Box::new(move || started.wait().map_err(TorchError::from)))
 }
 
 fn number(unit: FsdpUnit) -> usize {

@@ -1,8 +1,8 @@
 //! Profiles steps of this rank on request.
 
-use crate::exchange::device_failed;
 use crate::phase;
 use crate::rank::node;
+use crate::torch_failure::failed;
 use c10d::profile::{Recording, Scope};
 use camino::Utf8PathBuf;
 use cluster::NodeId;
@@ -56,7 +56,7 @@ impl Profile {
     ) -> Result<Self, Failure> {
         let node = node().unwrap_or_else(|| NodeId::from_hostname("local"));
         let path = run.trace(&node, attempt, rank, *steps.start());
-        let recording = Recording::begin(device != Device::Cpu).map_err(device_failed)?;
+        let recording = Recording::begin(device != Device::Cpu).map_err(failed)?;
         Ok(Profile { step: Some(range(*steps.start())?), recording, path, steps })
     }
 
@@ -84,7 +84,7 @@ impl Profile {
         drop(step);
         // Rename the complete file, so that readers never see half a trace.
         let writing = path.with_extension("part");
-        recording.end(writing.as_std_path()).map_err(device_failed)?;
+        recording.end(writing.as_std_path()).map_err(failed)?;
         std::fs::rename(&writing, &path).map_err(|error| {
             let what = format!("cannot write {path}");
             Failure::new(rundir::ErrorCode::of_io(&error), what, error.to_string(), "check the disk of the run")
@@ -95,7 +95,7 @@ impl Profile {
 
 /// Begins the range of a step.
 fn range(step: u64) -> Result<Scope, Failure> {
-    Scope::begin(&format!("step {step}")).map_err(device_failed)
+    Scope::begin(&format!("step {step}")).map_err(failed)
 }
 
 #[cfg(test)]

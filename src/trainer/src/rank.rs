@@ -1,12 +1,12 @@
 //! The process of one rank: reads the environment that the supervisor set, joins the other ranks and runs the task.
 
-use crate::exchange::peer_lost;
 use crate::log::RunLog;
 use crate::parallelize::network;
 use crate::phase::{self, Phase};
+use crate::torch_failure::failed;
 use crate::trainer::{Finish, Trainer};
 use crate::watchdog::{Reported, Watchdog};
-use crate::{device, encode, interface, out_of_memory, sample, signals};
+use crate::{device, encode, interface, out_of_memory, sample, signals, torch_failure};
 use c10d::Store;
 use cluster::NodeId;
 use dit::objective::VPrediction;
@@ -19,6 +19,7 @@ use std::str::FromStr;
 use std::time::Duration;
 use supervise::{STORE_VARIABLE, threads};
 use tch::Device;
+use torch_error::TorchError;
 
 /// How long a rank waits for the other ranks to join.
 const RENDEZVOUS_TIMEOUT: Duration = Duration::from_secs(300);
@@ -76,8 +77,9 @@ fn run_rank(run: &RunDir, attempt: u32) -> Result<Finish, Failure> {
     });
     drop(watchdog);
     let result = result.map_err(|failure| {
-        // A device that could not be chosen has no memory to explain.
+        // A device that could not be chosen has no error and no memory to explain.
         let device = device::choose(recipe.train.device, place.local_rank, place.local_world).ok();
+        let failure = torch_failure::with_device(failure, device);
         let (ErrorCode::OutOfMemory, Some(device)) = (failure.code, device) else { return failure };
         let mut recipe = Recipe { mesh, ..recipe.clone() };
         recipe.train.device = if device == Device::Cpu { recipe::Device::Cpu } else { recipe::Device::Cuda };
@@ -102,11 +104,12 @@ fn run_rank(run: &RunDir, attempt: u32) -> Result<Finish, Failure> {
     result
 }
 
-/// Runs the task. Turns a panic because memory is exhausted into a failure, and resumes any other panic.
+/// Runs the task. Turns a panic with an error of libtorch into a failure, and resumes any other panic: operators of tch and of the kernels
+/// panic when libtorch fails.
 fn caught(task: impl FnOnce() -> Result<Finish, Failure>) -> Result<Finish, Failure> {
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(task)).unwrap_or_else(|panic| {
-        match out_of_memory::of_panic(panic.as_ref()) {
-            Some(failure) => Err(failure),
+        match TorchError::of_panic(panic.as_ref()) {
+            Some(error) => Err(torch_failure::operator_failed(error)),
             None => std::panic::resume_unwind(panic),
         }
     })
@@ -153,7 +156,7 @@ fn start(recipe: &Recipe, attempt: &Attempt, place: &RankEnv) -> Result<MeshGrou
     device::check_fused(recipe, device)?;
     match place.world {
         1 => Ok(MeshGroups::alone_on(device)),
-        _ => place.join(attempt, device).map_err(peer_lost),
+        _ => place.join(attempt, device).map_err(failed),
     }
 }
 

@@ -1,8 +1,9 @@
 //! Requests to save, stop, make samples or profile. The ranks exchange their requests once a step, so that all ranks act at the same step.
 
 use crate::deadline::Deadline;
-use crate::exchange::{all_gather_small, peer_lost};
+use crate::exchange::all_gather_small;
 use crate::signals::Signals;
+use crate::torch_failure::failed;
 use c10d::Group;
 use rundir::{Failure, RequestSource, RunDir};
 use serde::{Deserialize, Serialize};
@@ -67,7 +68,7 @@ impl StopSources<'_> {
     /// # Errors
     /// A peer is lost.
     pub fn agreed(self, world: &Group) -> Result<Option<RequestSource>, Failure> {
-        let all = all_gather_small(world, &self.requested()).map_err(peer_lost)?;
+        let all = all_gather_small(world, &self.requested()).map_err(failed)?;
         Ok(all.into_iter().max().flatten())
     }
 }

@@ -6,7 +6,6 @@ use crate::data::Batch;
 use crate::data::Data;
 use crate::device::{Mark, upload};
 use crate::exchange::all_gather_small;
-use crate::exchange::peer_lost;
 use crate::memory::Memory;
 use crate::noising::Noising;
 use crate::optim::{LearningRates, OptimizerState};
@@ -14,6 +13,7 @@ use crate::parallelize::{Sharded, Training};
 use crate::phase::{self, Phase};
 use crate::requests::SaveStopRequests;
 use crate::seeds::{self, Purpose};
+use crate::torch_failure::failed;
 use c10d::waits::{self, Place};
 use dataset::order::StepPlan;
 use dit::diffusion::Target;
@@ -130,7 +130,7 @@ impl<F: Family, O: Objective> Step<'_, F, O> {
         let start = Instant::now();
         let device = fsdp.groups().device;
         fsdp.groups().drop_waited();
-        let began = Mark::now(device).map_err(peer_lost)?;
+        let began = Mark::now(device).map_err(failed)?;
         let (mut data_s, mut losses, mut forward) = (0.0, Vec::new(), Vec::new());
         let train = &self.recipe.train;
         let rank = fsdp.groups().data_place().0;
@@ -143,7 +143,7 @@ impl<F: Family, O: Objective> Step<'_, F, O> {
             let inputs = inputs.map(|tensor| upload(tensor, device));
             let target = target.map(|tensor| upload(tensor, device));
             data_s += reading.elapsed().as_secs_f64();
-            let (here, mut ahead) = (Mark::now(device).map_err(peer_lost)?, None);
+            let (here, mut ahead) = (Mark::now(device).map_err(failed)?, None);
             let dropout = self.dropout(plan.first, places, fsdp.groups().tp.rank());
             self.network
                 .forward_backward(&mut Training { units: Sharded(fsdp), dropout }, &inputs, |output| {
@@ -153,21 +153,21 @@ impl<F: Family, O: Objective> Step<'_, F, O> {
                     phase::enter(Phase::Backward);
                     loss
                 })
-                .map_err(peer_lost)?;
-            let ahead = ahead.expect("the head has run").map_err(peer_lost)?;
+                .map_err(failed)?;
+            let ahead = ahead.expect("the head has run").map_err(failed)?;
             forward.push((here, ahead));
         }
-        fsdp.finish_reduce().map_err(peer_lost)?;
+        fsdp.finish_reduce().map_err(failed)?;
         phase::enter(Phase::Optimizer);
-        let squared = grad_norm_squared(fsdp).map_err(peer_lost)?;
-        let back = Mark::now(device).map_err(peer_lost)?;
+        let squared = grad_norm_squared(fsdp).map_err(failed)?;
+        let back = Mark::now(device).map_err(failed)?;
         // The host waits for the GPU here, and nowhere else in a step that is not logged: the norm decides whether the optimizer runs, and
         // all ranks exchange the loss.
         losses.insert(0, squared);
         let numbers = waits::read(Place::LossAndNorm, &Tensor::cat(&losses, 0));
         let read_s = start.elapsed().as_secs_f64();
         let (norm, loss) = (numbers[0].sqrt(), numbers[1..].iter().sum::<f64>());
-        let times = waits::at(Place::Times, || Times::of(fsdp, moments, &began, &forward, &back)).map_err(peer_lost)?;
+        let times = waits::at(Place::Times, || Times::of(fsdp, moments, &began, &forward, &back)).map_err(failed)?;
         let stall_before_s = times.stall_before_s(read_s);
         let Times { spent_s, forward_s, waited, stalled_s } = times;
         let reduce_s = waited.data_s;
@@ -179,25 +179,25 @@ impl<F: Family, O: Objective> Step<'_, F, O> {
         let applied = norm.is_finite();
         if applied {
             let scale = clip_factor(norm, self.recipe.optimizer.clip_limit(step, norm));
-            moments.step(fsdp, &self.recipe.optimizer, lr, scale).map_err(peer_lost)?;
+            moments.step(fsdp, &self.recipe.optimizer, lr, scale).map_err(failed)?;
         }
-        let updated = Mark::now(device).map_err(peer_lost)?;
+        let updated = Mark::now(device).map_err(failed)?;
         let host_stalled_s = moments.take_stall_s();
         let mut checkpoint_s = stalled_s + host_stalled_s;
         let step_s = (start.elapsed().as_secs_f64() - (checkpoint_s - stall_before_s)).max(0.0);
         let mut waited_s = waited.data_s + waited.tp_s;
         if device == Device::Cpu {
             // Adafactor and Prodigy sum over ranks.
-            let Waited { data_s, tp_s } = fsdp.groups().take_waited_s().map_err(peer_lost)?;
+            let Waited { data_s, tp_s } = fsdp.groups().take_waited_s().map_err(failed)?;
             waited_s += data_s + tp_s;
         }
         let busy_s = (step_s - waited_s).max(0.0);
         let logged = (step + 1).is_multiple_of(self.recipe.log.interval) || step + 1 == train.steps;
-        let weight_norm = if logged { Some(weight_norm(fsdp).map_err(peer_lost)?) } else { None };
+        let weight_norm = if logged { Some(weight_norm(fsdp).map_err(failed)?) } else { None };
         // The norm of the weights is ready after the update. Without it, a GPU may still update them.
         let optimizer_s = if weight_norm.is_some() || device == Device::Cpu {
             let times = || c10d::Result::Ok((updated.seconds_since(&back)?, moments.take_stream_stall_s()?));
-            let (spent_s, stream_stalled_s) = waits::at(Place::Times, times).map_err(peer_lost)?;
+            let (spent_s, stream_stalled_s) = waits::at(Place::Times, times).map_err(failed)?;
             checkpoint_s += stream_stalled_s;
             spent_s - host_stalled_s - stream_stalled_s
         } else {
@@ -207,7 +207,7 @@ impl<F: Family, O: Objective> Step<'_, F, O> {
         let loss = loss.is_finite().then_some(loss);
         let report = RankReport { loss, step_s, busy_s, memory: Memory::of(device), requests };
         // All ranks see the same requests, so all stop at the same step.
-        let ranks = all_gather_small(&fsdp.groups().world, &report).map_err(peer_lost)?;
+        let ranks = all_gather_small(&fsdp.groups().world, &report).map_err(failed)?;
         Ok(Outcome {
             // The ranks of a TP group have the same samples, and so the same loss.
             loss: ranks.iter().step_by(fsdp.groups().tp.size()).map(|r| r.loss.unwrap_or(f64::NAN)).sum(),

@@ -9,7 +9,7 @@ use crate::data::Data;
 use crate::deadline::{Deadline, save_s_after};
 use crate::drift;
 use crate::ema::EmaWeights;
-use crate::exchange::{agree_on, device_failed, finish_together};
+use crate::exchange::{agree_on, finish_together};
 use crate::fault;
 use crate::log::RunLog;
 use crate::offload;
@@ -21,6 +21,7 @@ use crate::requests::{SaveStopRequests, StopSources};
 use crate::sample::{LEVELS, TrainingSamples};
 use crate::signals::Signals;
 use crate::step::{Outcome, Step};
+use crate::torch_failure::failed;
 use dataset::order::StepPlan;
 use dit::family::Family;
 use dit::network::Network;
@@ -146,7 +147,7 @@ impl<F: Family, O: Objective> Trainer<F, O> {
         let tables = unit_tables(&recipe);
         phase::enter(Phase::Load);
         let swap = offload::of(&recipe, &groups, ranks_on_node)?;
-        let fsdp = fsdp(&recipe, &tables, groups, swap).map_err(device_failed)?;
+        let fsdp = fsdp(&recipe, &tables, groups, swap).map_err(failed)?;
         let progress = Progress {
             step: 0,
             samples: 0,
@@ -158,13 +159,13 @@ impl<F: Family, O: Objective> Trainer<F, O> {
             load_s: 0.0,
             longest_step_s: None,
         };
-        let moments = OptimizerState::new(&fsdp, &tables, &recipe.optimizer).map_err(device_failed)?;
+        let moments = OptimizerState::new(&fsdp, &tables, &recipe.optimizer).map_err(failed)?;
         // Only rank 0 checks the time limit.
         let measured_s =
             log.as_ref().and_then(|_| save_s_after(saves_s(&run).into_iter().rev(), recipe.run.time_limit));
         let save_s = measured_s.unwrap_or_else(|| recipe.cost().save_s());
         let deadline = Deadline::new(recipe.run.time_limit, save_s);
-        let ema = EmaWeights::new(&fsdp, &recipe.ema).map_err(device_failed)?;
+        let ema = EmaWeights::new(&fsdp, &recipe.ema).map_err(failed)?;
         let mut trainer = Trainer {
             moments,
             ema,
@@ -336,16 +337,16 @@ impl<F: Family, O: Objective> Trainer<F, O> {
         let timeout = self.recipe.train.collective_timeout(self.progress.longest_step_s);
         // A rank that saves waits for the copy of its state before it updates the weights, and other ranks wait for that rank.
         let timeout = if self.saving.is_some() { timeout.max(WAIT_OUTSIDE_STEPS) } else { timeout };
-        self.fsdp.groups().set_timeout(timeout).map_err(device_failed)?;
+        self.fsdp.groups().set_timeout(timeout).map_err(failed)?;
         let outcome =
             step.run(&mut self.fsdp, &mut self.moments, (&mut self.data, &mut self.batches), done, &plan, requests)?;
-        self.fsdp.groups().set_timeout(WAIT_OUTSIDE_STEPS).map_err(device_failed)?;
+        self.fsdp.groups().set_timeout(WAIT_OUTSIDE_STEPS).map_err(failed)?;
         let slowest =
             outcome.step_s_by_rank.iter().copied().fold(self.progress.longest_step_s.unwrap_or(0.0), f64::max);
         self.progress.longest_step_s = Some(slowest);
         self.progress.checkpoint_s += outcome.checkpoint_s;
         if let Some(ema) = self.ema.as_mut().filter(|_| outcome.applied) {
-            ema.update(&self.fsdp).map_err(device_failed)?;
+            ema.update(&self.fsdp).map_err(failed)?;
         }
         self.progress.step += 1;
         phase::at_step(self.progress.step);
@@ -545,8 +546,8 @@ impl<F: Family, O: Objective> Trainer<F, O> {
     /// Exchanges the weights and their average, if samples are made from the average. Called before and after samples are made.
     fn swap_average(&mut self) -> Result<(), Failure> {
         if let Some(ema) = self.ema.as_mut().filter(|_| self.recipe.sample.ema != UseEma::Off) {
-            self.moments.wait_for_snapshot().map_err(device_failed)?;
-            ema.swap(&self.fsdp).map_err(device_failed)?;
+            self.moments.wait_for_snapshot().map_err(failed)?;
+            ema.swap(&self.fsdp).map_err(failed)?;
         }
         // The time of samples includes the waits for a save that end here, like all other waits of the host.
         self.moments.drop_stalls();

@@ -8,7 +8,8 @@ use crate::params::{Affine, UnitParams};
 use kernels::OnGpu;
 use kernels::fused::{self, Modulation, rotate};
 use recipe::{FsdpUnit, Fused, Model, TttScan};
-use tch::{TchError, Tensor};
+use tch::Tensor;
+use torch_error::TorchError;
 
 /// The sizes of a block and the slots of its parameters, which are indices into the unit's table. All blocks share it.
 #[derive(Debug)]
@@ -92,7 +93,7 @@ impl Block {
         act_be: &Tensor,
         mixers: &Mixers,
         tp: &dyn TensorParallel,
-    ) -> Result<Tensor, TchError> {
+    ) -> Result<Tensor, TorchError> {
         let modulations = [self.norm1_linear, self.norm2_linear].map(|slot| p.affine(slot).linear(act_be));
         let (p, [first, second]) = &p.copied_to(&self.replicated, modulations, tp)?;
         let text = own_split(grid.text_tokens, x_bld.size()[1], tp);
@@ -123,7 +124,7 @@ impl Block {
         normed: &Tensor,
         mixers: &Mixers,
         tp: &dyn TensorParallel,
-    ) -> Result<Tensor, TchError> {
+    ) -> Result<Tensor, TorchError> {
         let local = self.attention(grid, p, normed, mixers, tp)?;
         match (&self.ttt, &grid.scan) {
             (Some(ttt), Some(scan)) => ttt.both_ways(scan, p, &local, grid.tokens(), mixers, tp),
@@ -143,7 +144,7 @@ impl Block {
         normed: &Tensor,
         mixers: &Mixers,
         tp: &dyn TensorParallel,
-    ) -> Result<Tensor, TchError> {
+    ) -> Result<Tensor, TorchError> {
         let project = |all: &Tensor| [self.q, self.k, self.v].map(|slot| p.affine(slot).linear(all));
         let projected = p.collectives(tp).gather(normed, grid.tokens(), Tensor::shallow_clone, project)?;
         let [q, k, v] = projected.map(|x| x.unflatten(-1, [-1, self.head_dim]));

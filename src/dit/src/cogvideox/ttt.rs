@@ -11,7 +11,8 @@ use kernels::OnGpu;
 use kernels::fused::{self, rotate};
 use kernels::ttt::{Blocks, Inputs, Settings};
 use recipe::{FsdpUnit, Layer, Model, TttScan};
-use tch::{Kind, TchError, Tensor};
+use tch::{Kind, Tensor};
+use torch_error::TorchError;
 
 /// ε of the inner norm, in both directions, and of the norm before the output projection.
 const EPS: f64 = 1e-6;
@@ -118,7 +119,7 @@ impl Ttt {
         len: i64,
         mixers: &Mixers,
         tp: &dyn TensorParallel,
-    ) -> Result<Tensor, TchError> {
+    ) -> Result<Tensor, TorchError> {
         let one_way = |x: &Tensor, way| self.one_way(scan, p, (x, len), way, mixers, tp);
         let there = one_way(x_bld, Way::There)?;
         let there = self.gated_add(scan, p, self.gates[0], x_bld, &there, tp);
@@ -130,7 +131,7 @@ impl Ttt {
     ///
     /// # Errors
     /// libtorch's errors.
-    pub fn layer(&self, scan: &Scan, p: &UnitParams, x_bld: &Tensor, mixers: &Mixers) -> Result<Tensor, TchError> {
+    pub fn layer(&self, scan: &Scan, p: &UnitParams, x_bld: &Tensor, mixers: &Mixers) -> Result<Tensor, TorchError> {
         self.one_way(scan, p, (x_bld, x_bld.size()[1]), Way::There, mixers, &Alone)
     }
 
@@ -144,7 +145,7 @@ impl Ttt {
         way: Way,
         mixers: &Mixers,
         tp: &dyn TensorParallel,
-    ) -> Result<Tensor, TchError> {
+    ) -> Result<Tensor, TorchError> {
         // Reversed twice, tokens are in their order again.
         let order = |x: &Tensor| match way {
             Way::There => x.shallow_clone(),
@@ -199,7 +200,7 @@ impl Ttt {
 
     /// Applies LayerNorm over all heads, although this rank holds only some. The ranks gather means and variances, and
     /// each rank uses them for its own heads, so their gradients are summed.
-    fn post_norm(&self, p: &UnitParams, x_bld: &Tensor, tp: &dyn TensorParallel) -> Result<Tensor, TchError> {
+    fn post_norm(&self, p: &UnitParams, x_bld: &Tensor, tp: &dyn TensorParallel) -> Result<Tensor, TorchError> {
         let norm = p.affine(self.post_norm);
         if tp.size() == 1 {
             return Ok(norm.layer_norm(x_bld, EPS));

@@ -6,7 +6,8 @@ use camino::Utf8Path;
 use dit::network::Units;
 use dit::params::{SlotGrad, UnitParams, unit_specs};
 use recipe::{FsdpUnit, Model, ParamRole, ParamSpec};
-use tch::{Device, TchError};
+use tch::Device;
+use torch_error::TorchError;
 
 /// Reads all weights of a transformer.
 pub fn all_weights(transformer: &Utf8Path) -> Tensors {
@@ -29,9 +30,9 @@ pub struct Whole<'a> {
 }
 
 impl Units for Whole<'_> {
-    type Error = TchError;
+    type Error = TorchError;
 
-    fn gather(&mut self, unit: FsdpUnit, _: Option<FsdpUnit>) -> Result<UnitParams, TchError> {
+    fn gather(&mut self, unit: FsdpUnit, _: Option<FsdpUnit>) -> Result<UnitParams, TorchError> {
         let tensors = unit_specs(self.model, unit)
             .iter()
             .map(|spec| {
@@ -41,7 +42,7 @@ impl Units for Whole<'_> {
         Ok(UnitParams::new(tensors))
     }
 
-    fn reduce(&mut self, unit: FsdpUnit, grads: Vec<SlotGrad>) -> Result<(), TchError> {
+    fn reduce(&mut self, unit: FsdpUnit, grads: Vec<SlotGrad>) -> Result<(), TorchError> {
         let specs = unit_specs(self.model, unit);
         for (slot, grad) in grads {
             let twice = self.grads.insert(diffusers(&specs[slot]).to_owned(), grad.to_device(Device::Cpu));

@@ -397,6 +397,35 @@ fn ranks_that_lost_contact_wait_for_the_reason_that_a_supervisor_sends() {
 }
 
 #[test]
+fn a_rank_that_caused_the_end_of_others_is_the_first_cause_although_it_ends_after_them() {
+    let device = Failure::new(ErrorCode::DeviceFailed, "the GPU of this rank failed", "uncorrectable ECC error", "");
+    let with_device = |rank| RankEnd { failure: device.clone(), ..exited(rank, 1) };
+    let mut sut = Supervisor::alone(false, 3);
+    sut.exits([lost_contact(0)]);
+    sut.exits([with_device(1)]);
+    // The supervisor ends the rank that is left.
+    sut.exits([signaled(2, SIGKILL)]);
+    assert_eq!((sut.failure(), sut.verdict().unwrap().first_failure), (&device, Some(1)));
+
+    // Of ranks that are found dead at the same time, the one whose device failed comes first.
+    let mut sut = Supervisor::alone(false, 3);
+    sut.exits([exited(0, 1), with_device(2), signaled(1, 11)]);
+    assert_eq!(sut.verdict().unwrap().first_failure, Some(2));
+
+    // A rank that this supervisor killed is no cause.
+    let mut sut = Supervisor::alone(false, 2);
+    sut.exits([lost_contact(0)]);
+    sut.exits([signaled(1, SIGKILL)]);
+    assert_eq!(sut.verdict().unwrap().first_failure, Some(0));
+
+    // Other nodes receive the cause.
+    let mut sut = Supervisor::of(1, 2).connected();
+    sut.exits([lost_contact(0)]);
+    sut.exits([with_device(1)]);
+    assert!(sut.has_sent(&Message::Failed(device.clone())));
+}
+
+#[test]
 fn a_node_that_misses_heartbeats_is_lost() {
     let mut first = Supervisor::of(1, 3).connected();
     first.pass_with(9, &[2]);

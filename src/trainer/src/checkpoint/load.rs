@@ -3,7 +3,8 @@
 use super::TrainingState;
 use super::pieces::{AT_ONCE, AVERAGE, Piece, average_pieces, moment_pieces, scales_key, weight_pieces};
 use crate::data::kind;
-use crate::exchange::{agree, agree_on, device_failed};
+use crate::exchange::{agree, agree_on};
+use crate::torch_failure::failed;
 use c10d::Group;
 use camino::Utf8Path;
 use rundir::{Checkpoint, Failure, LogicalTensor, Overlap, Slice};
@@ -77,7 +78,7 @@ fn wait_for(dir: &Utf8Path, rank: usize) -> Result<Checkpoint, Failure> {
 /// A file cannot be read, this rank cannot open a file that rank 0 can open, a tensor is missing or has another shape, the
 /// checkpoint has state of another optimizer, or its base weights have changed or are damaged.
 pub fn load(sharded: &mut TrainingState<'_>, dir: &Utf8Path, restore: Restore) -> Result<Loaded<Checkpoint>, Failure> {
-    sharded.moments.wait_for_snapshot().map_err(device_failed)?;
+    sharded.moments.wait_for_snapshot().map_err(failed)?;
     let world = &sharded.fsdp.groups().world;
     let (rank, ranks) = (world.rank(), world.size());
     let checkpoint = match open(world, dir)? {
@@ -222,7 +223,7 @@ fn fill(sharded: &TrainingState<'_>, checkpoint: &Checkpoint, restore: Restore) 
         let mut read = |key: &str, slice: &Slice, begin, len| files.read(&slice.file, key, begin, len);
         if piece.scales.is_none() {
             copy_runs(&piece, tensor, &piece.values, |slice, begin, len| read(&slice.key, slice, begin, len))?;
-            sharded.fsdp.release(&[&piece.values]).map_err(device_failed)?;
+            sharded.fsdp.release(&[&piece.values]).map_err(failed)?;
             continue;
         }
         // Each code is read with its scale, because another mesh has other blocks.
@@ -233,7 +234,7 @@ fn fill(sharded: &TrainingState<'_>, checkpoint: &Checkpoint, restore: Restore) 
         })?;
         tch::no_grad(|| sharded.moments.set_quantized(piece.of, piece.prefix, &codes, &scales));
         let stored: Vec<&Tensor> = std::iter::once(&piece.values).chain(&piece.scales).collect();
-        sharded.fsdp.release(&stored).map_err(device_failed)?;
+        sharded.fsdp.release(&stored).map_err(failed)?;
     }
     sharded.fsdp.frozen_changed();
     Ok(())

@@ -3,8 +3,9 @@
 use super::TrainingState;
 use super::pieces::{AT_ONCE, Piece, average_pieces, moment_pieces, weight_pieces};
 use crate::device::set_current;
-use crate::exchange::{agree, device_failed};
+use crate::exchange::agree;
 use crate::fault;
+use crate::torch_failure::failed;
 use c10d::cuda::{self, CopyStream, Event};
 use camino::Utf8Path;
 use recipe::Mesh;
@@ -57,12 +58,7 @@ impl StagingMemory {
     /// Waits for the allocation.
     pub(super) fn get(&mut self) -> c10d::Result<&mut Vec<Tensor>> {
         if let Some(allocating) = self.allocating.take() {
-            let panicked = |_| {
-                Err(c10d::Error::Torch {
-                    doing: "allocate memory for saving".into(),
-                    why: "the thread panicked".into(),
-                })
-            };
+            let panicked = |_| Err(c10d::Error::other("allocate memory for saving", "the thread panicked"));
             self.ready = allocating.join().unwrap_or_else(panicked)?;
         }
         Ok(&mut self.ready)
@@ -224,7 +220,7 @@ pub fn begin(
     let (files, device, mut spare) = (to_save(sharded), groups.device, std::mem::take(spare));
     let (dir, step) = (staging.dir(), state.step);
     let store = store_of(sharded.fsdp);
-    let snapshot = sharded.moments.begin_snapshot().map_err(device_failed)?;
+    let snapshot = sharded.moments.begin_snapshot().map_err(failed)?;
     let thread = std::thread::spawn(move || {
         let store = store.as_deref();
         let copied = Copies::of(files, device, &mut spare, store);

@@ -4,9 +4,9 @@ use super::texts::Texts;
 use super::{AfterStep, Ended};
 use crate::conditions;
 use crate::device::upload;
-use crate::exchange::peer_lost;
 use crate::parallelize::Sharded;
 use crate::seeds::{self, Purpose};
+use crate::torch_failure::failed;
 use dit::diffusion::NoiseSchedule;
 use dit::family::{Conditions, Family, Inputs};
 use dit::network::Network;
@@ -76,7 +76,7 @@ impl<F: Family> Denoiser<'_, F> {
                 conditions: conditions.iter().map(|(role, tensor)| (*role, tensor.shallow_clone())).collect(),
             };
             let velocity =
-                network.forward(&mut Sharded(*fsdp.borrow_mut()), &inputs).map_err(peer_lost)?.to_kind(Kind::Float);
+                network.forward(&mut Sharded(*fsdp.borrow_mut()), &inputs).map_err(failed)?.to_kind(Kind::Float);
             Ok(match batch {
                 1 => Prediction { with_text: velocity, without_text: None },
                 _ => Prediction { with_text: velocity.narrow(0, 1, 1), without_text: Some(velocity.narrow(0, 0, 1)) },

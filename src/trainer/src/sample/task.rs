@@ -6,7 +6,7 @@ use super::{Ended, Source, Target, make_round, rounds, specs};
 use crate::adapter_files;
 use crate::checkpoint::{self, Loaded, Restore, TrainingState};
 use crate::deadline::Deadline;
-use crate::exchange::{agree_on, device_failed, finish_together};
+use crate::exchange::{agree_on, finish_together};
 use crate::fault;
 use crate::log::RunLog;
 use crate::optim::OptimizerState;
@@ -14,6 +14,7 @@ use crate::parallelize::{frozen_layouts, network, unit_tables};
 use crate::requests::StopSources;
 use crate::signals::Signals;
 use crate::step::compute_kind;
+use crate::torch_failure::failed;
 use crate::trainer::Finish;
 use c10d::Group;
 use dit::diffusion::NoiseSchedule;
@@ -59,7 +60,7 @@ pub fn run(run: &RunDir, meta: &Run, attempt: Attempt, groups: MeshGroups) -> Re
     let compute = compute_kind(recipe.train.dtype);
     let groups = MeshGroups { tp_pieces: recipe.train.tp_pieces, ..groups };
     let mut fsdp = Fsdp::new(frozen_layouts(&recipe, &tables), groups, compute);
-    let mut moments = OptimizerState::new(&fsdp, &tables, &recipe.optimizer).map_err(device_failed)?;
+    let mut moments = OptimizerState::new(&fsdp, &tables, &recipe.optimizer).map_err(failed)?;
     let mut state = TrainingState { fsdp: &fsdp, moments: &mut moments, ema: None, tables: &tables, base: None };
     // Both kinds of restore require all tensors, also those of TTT layers. They read no optimizer state, because no tensor is trained.
     let restore = if recipe.sample.ema == UseEma::Off { Restore::Everything } else { Restore::Average };

@@ -1,7 +1,8 @@
 //! Embeddings of the prompts: rank 0 encodes each distinct text once, and the other ranks receive them.
 
-use crate::exchange::{agree_on, peer_lost};
+use crate::exchange::agree_on;
 use crate::step::compute_kind;
+use crate::torch_failure::failed;
 use c10d::{Group, Reduce};
 use encoders::T5Encoder;
 use recipe::{Encoders, Model, SampleSpec, Task};
@@ -43,7 +44,7 @@ impl Texts {
         };
         let embeddings = agree_on(world, encoded)?;
         // The other ranks contribute zeros, so this sum is a broadcast.
-        world.all_reduce(&embeddings, Reduce::Sum).and_then(|sum| sum.wait()).map_err(peer_lost)?;
+        world.all_reduce(&embeddings, Reduce::Sum).and_then(|sum| sum.wait()).map_err(failed)?;
         Ok(Texts { texts, embeddings })
     }
 

@@ -4,9 +4,10 @@ use super::denoise::Denoiser;
 use super::texts::Texts;
 use super::validation::{LEVELS, Validation};
 use super::{Ended, Source, Target, make_round, rounds, specs};
-use crate::exchange::{agree, agree_on, device_failed};
+use crate::exchange::{agree, agree_on};
 use crate::requests::StopSources;
 use crate::step::compute_kind;
+use crate::torch_failure::failed;
 use c10d::Group;
 use dit::diffusion::NoiseSchedule;
 use dit::family::Family;
@@ -135,7 +136,7 @@ fn weights_xxh3(fsdp: &Fsdp) -> Result<String, Failure> {
             part.copy_data_u8(&mut bytes, len);
             hash.update(&bytes);
         }
-        fsdp.release(&[&owned.values]).map_err(device_failed)?;
+        fsdp.release(&[&owned.values]).map_err(failed)?;
     }
     let all: Vec<u64> = agree(&fsdp.groups().world, Ok(hash.digest()))?;
     let all: Vec<u8> = all.into_iter().flat_map(u64::to_le_bytes).collect();

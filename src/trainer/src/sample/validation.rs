@@ -7,10 +7,11 @@
 use crate::conditions;
 use crate::data::Data;
 use crate::device::upload;
-use crate::exchange::{agree, peer_lost};
+use crate::exchange::agree;
 use crate::noising::inputs;
 use crate::parallelize::Sharded;
 use crate::seeds::{self, Purpose};
+use crate::torch_failure::failed;
 use c10d::Group;
 use dit::conditions::padded;
 use dit::family::{Conditions, Family, shape_of};
@@ -83,7 +84,7 @@ impl Validation {
                 let noise = seeds::normal(self.seed, Purpose::Validation, counter, &clean.size(), device);
                 let (latent, target) = objective.noised(&clean, &noise, &timestep, &conditions);
                 let inputs = inputs(&latent, &text, timestep, &conditions, self.compute);
-                let output = network.forward(&mut Sharded(fsdp), &inputs).map_err(peer_lost)?;
+                let output = network.forward(&mut Sharded(fsdp), &inputs).map_err(failed)?;
                 if own < self.clips {
                     *sum += target.plain_loss(&output).double_value(&[]);
                 }

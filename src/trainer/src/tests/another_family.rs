@@ -25,7 +25,8 @@ use sharding::mesh::MeshGroups;
 use std::collections::BTreeMap;
 use std::f64::consts::SQRT_2;
 use std::ops::Range;
-use tch::{Device, Kind, TchError, Tensor};
+use tch::{Device, Kind, Tensor};
+use torch_error::TorchError;
 
 const D: usize = 16;
 const HEADS: i64 = 2;
@@ -163,7 +164,7 @@ impl Family for Another {
         tokens: &Tokens,
         mixers: &Mixers,
         _: &dyn TensorParallel,
-    ) -> Result<Vec<Tensor>, TchError> {
+    ) -> Result<Vec<Tensor>, TorchError> {
         let layer = |name: &str, x: &Tensor| params.affine(self.slots[number + 1].affine(name)).linear(x);
         let [time, text, made] = &tokens.shared[..] else { panic!("three shared tensors") };
         let heads = |x: &Tensor| x.unflatten(-1, [HEADS, -1]).transpose(1, 2);

@@ -2,8 +2,9 @@
 
 use super::{Saving, Trainer};
 use crate::checkpoint::{self, SaveInfo, TrainingState};
-use crate::exchange::{all_gather_small, peer_lost};
+use crate::exchange::all_gather_small;
 use crate::phase::{self, Phase};
+use crate::torch_failure;
 use dit::family::Family;
 use dit::objective::Objective;
 use rundir::{ErrorCode, EventKind, FailedSave, Failure, RequestSource, TrainState, now_s};
@@ -56,7 +57,7 @@ impl<F: Family, O: Objective> Trainer<F, O> {
             }
             let failed = self.progress.failed_saves;
             let ends = self.recipe.checkpoint.gives_up_after(failed) || began.elapsed() >= LAST_SAVE;
-            let all = all_gather_small(&self.fsdp.groups().world, &ends).map_err(peer_lost)?;
+            let all = all_gather_small(&self.fsdp.groups().world, &ends).map_err(torch_failure::failed)?;
             if all.into_iter().any(|ends| ends) {
                 return Err(failure);
             }

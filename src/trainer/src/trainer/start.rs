@@ -3,9 +3,10 @@
 use super::Trainer;
 use crate::adapter_files;
 use crate::checkpoint::{self, Loaded, Restore};
-use crate::exchange::{agree, agree_on, device_failed};
+use crate::exchange::{agree, agree_on};
 use crate::init;
 use crate::seeds::{Purpose, bits};
+use crate::torch_failure::failed;
 use camino::Utf8Path;
 use dit::family::Family;
 use dit::objective::Objective;
@@ -20,7 +21,7 @@ impl<F: Family, O: Objective> Trainer<F, O> {
         self.start_from(self.attempt.start.clone())?;
         // An average that was not loaded starts as a copy of the weights.
         if let Some(ema) = self.ema.as_mut().filter(|ema| ema.updates == 0) {
-            ema.restart(&self.fsdp).map_err(device_failed)?;
+            ema.restart(&self.fsdp).map_err(failed)?;
         }
         Ok(())
     }
@@ -81,7 +82,7 @@ impl<F: Family, O: Objective> Trainer<F, O> {
 
     fn randomize(&self) -> Result<(), Failure> {
         let (tables, family) = (&self.tables, self.network.family());
-        init::randomize(&self.fsdp, tables, family, self.recipe.train.seed).map_err(device_failed)
+        init::randomize(&self.fsdp, tables, family, self.recipe.train.seed).map_err(failed)
     }
 
     /// Sets the adapters to those of the file that the recipe starts from, if there is one.

@@ -217,7 +217,9 @@ impl Watch<'_> {
         if let Err(failure) = record_heal(&self.dir, attempt, kind) {
             note!("{failure}");
         }
-        if let Some(alert) = alerts::of_event(&self.meta, &event, event.t) {
+        let before = rundir::read_events(&self.dir).unwrap_or_default();
+        let repeated = alerts::of_repeated_fault(&self.meta, &before, &event, event.t);
+        for alert in alerts::of_event(&self.meta, &event, event.t).into_iter().chain(repeated) {
             self.outbox.raise(alert);
         }
     }

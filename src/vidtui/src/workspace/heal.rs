@@ -79,7 +79,28 @@ impl Workspace {
         failed: &FailedAttempt,
     ) -> Result<LaunchPlan, Failure> {
         summary.dir.check_trusted(&format!("cannot resume {}", summary.run.id))?;
-        let mut unfit: Vec<(NodeId, String)> = Vec::new();
+        let is_faulty = failed.failure.code == ErrorCode::DeviceFailed;
+        let faulty = failed.node.iter().filter(|_| is_faulty).map(|node| (node.clone(), "its GPU failed".to_owned()));
+        let faulty: Vec<(NodeId, String)> = faulty.collect();
+        let without = self.plan_heal_on_fit_nodes(summary, facts, settings, failed, faulty.clone());
+        match without {
+            // The process of the rank has ended, so the GPU may work again: better than no run.
+            Err(failure) if !faulty.is_empty() && is_too_few(failure.code) => {
+                self.plan_heal_on_fit_nodes(summary, facts, settings, failed, Vec::new())
+            }
+            planned => planned,
+        }
+    }
+
+    /// Plans to resume a run without the nodes in `unfit`, each with the reason, and without those that fail a check.
+    fn plan_heal_on_fit_nodes(
+        &self,
+        summary: &RunSummary,
+        facts: &RunFacts,
+        settings: &RunSettings,
+        failed: &FailedAttempt,
+        mut unfit: Vec<(NodeId, String)>,
+    ) -> Result<LaunchPlan, Failure> {
         loop {
             let plan = self.plan_heal_without(summary, facts, settings, failed, &unfit)?;
             let checks = remote::check_launch(&plan, &mut self.transports(&plan.attempt.logins)?);
@@ -135,6 +156,11 @@ impl Workspace {
         };
         plan::heal(&request, settings, context).map_err(|failure| with_left_out(failure, &left_out))
     }
+}
+
+/// Returns whether a resume failed because too few nodes are fit.
+fn is_too_few(code: ErrorCode) -> bool {
+    matches!(code, ErrorCode::TooFewRanks | ErrorCode::InvalidMesh | ErrorCode::InvalidHostfile)
 }
 
 /// Records an event of the healer. `attempt` is the attempt that failed, or the attempt that the healer started.

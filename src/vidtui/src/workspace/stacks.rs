@@ -6,8 +6,8 @@ use cluster::NodeId;
 use health::{CollectiveWait, collective_waits};
 use remote::NodeStacks;
 use rundir::{
-    Attempt, ErrorCode, Failure, GroupCollectives, HEARTBEAT_EVERY_S, Heartbeat, RankCollectives, RunDir, SCHEMA,
-    WaitingCollective, now_s, write_atomic,
+    Attempt, ErrorCode, Failure, GroupCollectives, Heartbeat, RankCollectives, RunDir, SCHEMA, WaitingCollective,
+    now_s, write_atomic,
 };
 use std::collections::BTreeMap;
 use weights::{RecordedCollective, read_flight_record};
@@ -180,8 +180,7 @@ impl RankStates {
         let mut lines = Vec::new();
         for (node, beat) in &self.heartbeats {
             let (in_phase_s, age_s) = (beat.t - beat.phase_t, now_s - beat.t);
-            // A rank that is stopped writes no heartbeat.
-            let missing = match age_s > 3.0 * HEARTBEAT_EVERY_S {
+            let missing = match beat.is_late(now_s) {
                 true => format!("; no heartbeat for {age_s:.0} s"),
                 false => String::new(),
             };
