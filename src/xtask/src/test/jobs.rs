@@ -35,6 +35,8 @@ pub struct Job {
     pub name: String,
     /// The program to start.
     pub command: Command,
+    /// For a whole binary, the command that runs single tests when their names are added.
+    pub by_name: Option<Command>,
 }
 
 /// A test binary.
@@ -90,6 +92,20 @@ pub fn ignored(binaries: &[Binary], name: &str) -> Result<Vec<Job>> {
     Ok(jobs)
 }
 
+impl Job {
+    /// Returns the job for a second try. It runs the tests with these names; without names, it is the same job.
+    pub fn again(self, tests: &[String]) -> Self {
+        let command = match self.by_name {
+            Some(mut command) if !tests.is_empty() => {
+                command.args(tests);
+                command
+            }
+            _ => self.command,
+        };
+        Self { name: self.name, command, by_name: None }
+    }
+}
+
 impl Binary {
     /// Reads a JSON message of cargo; returns `None` if the message is not about a test binary.
     fn read(message: &Value) -> Option<Self> {
@@ -120,15 +136,17 @@ impl Binary {
     }
 
     fn whole(&self, filters: &[String]) -> Job {
-        let mut command = self.command();
-        command.args(filters).args(["--show-output", "--test-threads=1"]);
-        Job { name: self.name.clone(), command }
+        let flags = ["--show-output", "--test-threads=1"];
+        let (mut command, mut by_name) = (self.command(), self.command());
+        command.args(filters).args(flags);
+        by_name.arg("--exact").args(flags);
+        Job { name: self.name.clone(), command, by_name: Some(by_name) }
     }
 
     fn one(&self, test: &str, flags: &[&str]) -> Job {
         let mut command = self.command();
         command.args(["--exact", test, "--show-output"]).args(flags);
-        Job { name: format!("{} {test}", self.name), command }
+        Job { name: format!("{} {test}", self.name), command, by_name: None }
     }
 }
 
@@ -155,6 +173,16 @@ mod tests {
         assert_eq!(name(message("test", "launch", true)).as_deref(), Some("plan/launch"));
         assert_eq!(name(message("bin", "plan", false)), None, "a program is not a test");
         assert_eq!(name(json!({ "reason": "build-finished", "success": true })), None);
+    }
+
+    #[test]
+    fn the_second_try_of_a_binary_runs_the_failed_tests_by_name_and_without_names_all() {
+        let binary = Binary { name: "plan".into(), path: "/w/plan-1".into(), folder: "/w/src/plan".into() };
+        let args = |job: Job| job.command.get_args().map(|arg| arg.to_str().unwrap().to_owned()).collect::<Vec<_>>();
+        let whole = || binary.whole(&["launch".into()]);
+        assert_eq!(args(whole().again(&["a::b".into()])), ["--exact", "--show-output", "--test-threads=1", "a::b"]);
+        assert_eq!(args(whole().again(&[])), args(whole()));
+        assert_eq!(args(binary.one("a::b", &[]).again(&[])), args(binary.one("a::b", &[])));
     }
 
     #[test]

@@ -31,8 +31,8 @@ const MOST_PER_CORE: usize = 6;
 
 /// A job that has ended.
 pub struct Ended {
-    /// The job's name.
-    pub name: String,
+    /// The job, which can be run again.
+    pub job: Job,
     /// Wall time.
     pub took: Duration,
     /// User and system time of the job and its descendants.
@@ -41,6 +41,18 @@ pub struct Ended {
     pub status: Option<ExitStatus>,
     /// The output of the job and its child processes.
     pub output: String,
+}
+
+impl Ended {
+    /// Returns whether all tests passed.
+    pub fn success(&self) -> bool {
+        self.status.is_some_and(|status| status.success())
+    }
+
+    /// Returns the exit status for people.
+    pub fn shown_status(&self) -> String {
+        self.status.map_or("not started".into(), |status| status.to_string())
+    }
 }
 
 /// Runs all jobs, in their order. Runs at least one job per core, and starts another one whenever a part of a core was
@@ -88,7 +100,7 @@ fn start(mut job: Job, logs: &Utf8Path, send: Sender<Ended>) {
         let printed = fs::read(&log).map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
         let output = printed.unwrap_or_default() + &error;
         // The receiver lives until all jobs have ended.
-        let _ = send.send(Ended { name: job.name, took: began.elapsed(), cpu, status, output });
+        let _ = send.send(Ended { job, took: began.elapsed(), cpu, status, output });
     });
 }
 
@@ -99,9 +111,9 @@ fn wait(job: &mut Job, log: &Utf8Path, limit: Duration) -> std::io::Result<(Exit
     let mut child = job.command.stdin(Stdio::null()).stdout(file).stderr(errors).spawn()?;
     let deadline = Instant::now() + limit;
     loop {
-        // Linux reports the CPU time of a process until its parent waits for it.
-        let cpu = cpu(child.id());
-        if let Some(status) = child.try_wait()? {
+        // Linux keeps the CPU time of a process that has ended until its parent waits for it.
+        let (may_have_ended, cpu) = state_and_cpu(child.id());
+        if may_have_ended && let Some(status) = child.try_wait()? {
             return Ok((status, cpu));
         }
         if Instant::now() > deadline {
@@ -147,14 +159,16 @@ fn marked(mark: &str) -> Vec<String> {
     pids.filter(has_it).collect()
 }
 
-/// Returns the CPU time of a process and of its descendants that have ended; zero where there is no `/proc`.
-fn cpu(pid: u32) -> Duration {
-    // Ticks of 10 ms: utime, stime, cutime and cstime are fields 14 to 17. The program's name, field 2, may hold spaces.
+/// Returns whether a child process may have ended, and the CPU time of it and of its descendants that have ended. Without `/proc`, it may
+/// always have ended, and the time is zero.
+fn state_and_cpu(pid: u32) -> (bool, Duration) {
+    // The state is field 3. Ticks of 10 ms: utime, stime, cutime and cstime are fields 14 to 17. The program's name, field 2, may hold spaces.
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let (_, fields) = stat.rsplit_once(')').unwrap_or_default();
-    Duration::from_millis(
-        10 * fields.split_whitespace().skip(11).take(4).filter_map(|n| n.parse::<u64>().ok()).sum::<u64>(),
-    )
+    let mut fields = fields.split_whitespace();
+    let may_have_ended = fields.next().is_none_or(|state| state == "Z");
+    let ticks = fields.skip(10).take(4).filter_map(|n| n.parse::<u64>().ok()).sum::<u64>();
+    (may_have_ended, Duration::from_millis(10 * ticks))
 }
 
 #[cfg(test)]
@@ -162,7 +176,7 @@ mod tests {
     use super::*;
 
     fn job(name: &str, script: &str) -> Job {
-        Job { name: name.into(), command: command("sh", ["-c", script]) }
+        Job { name: name.into(), command: command("sh", ["-c", script]), by_name: None }
     }
 
     fn ended(jobs: Vec<Job>, cores: usize) -> Vec<Ended> {
@@ -185,9 +199,9 @@ mod tests {
 
     #[test]
     fn the_cpu_time_of_child_processes_counts() {
-        let spins = "sh -c 'i=0; while [ $i -lt 100000 ]; do i=$((i + 1)); done'; sleep 0.05; true";
+        let spins = "sh -c 'i=0; while [ $i -lt 100000 ]; do i=$((i + 1)); done'; true";
         let ended = ended(vec![job("spins", spins), job("sleeps", "sleep 0.05")], 2);
-        let cpu = |name: &str| ended.iter().find(|job| job.name == name).unwrap().cpu;
+        let cpu = |name: &str| ended.iter().find(|ended| ended.job.name == name).unwrap().cpu;
         assert!(cpu("spins") > cpu("sleeps"), "{:?}, {:?}", cpu("spins"), cpu("sleeps"));
     }
 
