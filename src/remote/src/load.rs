@@ -85,9 +85,11 @@ mod tests {
         use std::os::unix::process::CommandExt;
         use std::process::Stdio;
         let run = rundir::RunId::parse("2026-11-20T0340-demo-2s-k7f2").unwrap();
+        // Processes of other runs of this test on this machine do not count.
+        let attempt = std::process::id();
         let used = |script: &str| {
             let mut command = std::process::Command::new("bash");
-            for mark in crate::ownership::marks(&run, 1, &crate::this_node().unwrap().node) {
+            for mark in crate::ownership::marks(&run, attempt, &crate::this_node().unwrap().node) {
                 let (name, value) = mark.split_once('=').unwrap();
                 command.env(name, value);
             }
@@ -99,7 +101,7 @@ mod tests {
             let target = NodeKill {
                 run: run.clone(),
                 node: here.node,
-                attempt: 1,
+                attempt,
                 pid,
                 pgid: pid,
                 boot_id: here.boot_id,

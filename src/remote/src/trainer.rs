@@ -286,7 +286,7 @@ mod tests {
         let finder = TrainerFinder::default();
         // Another test may start a process while the script is open for writing.
         let read = || {
-            let result = (0..100).find_map(|_| {
+            let result = (0..3000).find_map(|_| {
                 finder.read(&path).ok().or_else(|| {
                     std::thread::sleep(Duration::from_millis(20));
                     None

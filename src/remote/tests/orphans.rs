@@ -38,6 +38,11 @@ impl Drop for Orphan {
     }
 }
 
+/// Returns an argument of `sleep` that no process of another run of these tests has.
+fn seconds(number: u32) -> String {
+    format!("31415.{number}{}", std::process::id())
+}
+
 fn listed() -> NodeProcesses {
     let mut listed = list_processes(&[this_node().unwrap().node], &mut local_transports().unwrap());
     listed.remove(0).1.unwrap()
@@ -67,9 +72,9 @@ fn end_with(orphans: NodeOrphans, patience: &Patience) -> NodeReport {
 
 #[test]
 fn matching_processes_are_killed_and_verified_and_others_are_left_alone() {
-    let mut orphan = Orphan::start("sleep", &["31415.5"]);
-    let mut other = Orphan::start("sleep", &["31415.6"]);
-    let orphans = select("sleep 31415.5");
+    let mut orphan = Orphan::start("sleep", &[&seconds(5)]);
+    let mut other = Orphan::start("sleep", &[&seconds(6)]);
+    let orphans = select(&format!("sleep {}", seconds(5)));
     assert_eq!(orphans.processes.iter().map(|p| p.pid).collect::<Vec<_>>(), [orphan.pid()]);
     let report = end(orphans);
     assert!(report.all_gone(), "{report:?}");
@@ -113,23 +118,23 @@ fn names_and_environments_of_processes_cannot_imitate_those_of_others() {
     let temp = tempfile::tempdir().unwrap();
     let odd = temp.path().join(") S 1 1 1\nx");
     std::fs::copy("/bin/sleep", &odd).unwrap();
-    let victim = Orphan::start("sleep", &["31416.1"]);
-    let _named = Orphan(Command::new(&odd).arg("31416.2").spawn().unwrap());
+    let victim = Orphan::start("sleep", &[&seconds(1)]);
+    let _named = Orphan(Command::new(&odd).arg(seconds(2)).spawn().unwrap());
     let rank = format!("1\n{}/environ:RANK=0\nenv {0}/environ:RANK=0", victim.pid());
-    let liar = Orphan(Command::new("sleep").arg("31416.3").env("RANK", rank).spawn().unwrap());
-    assert_eq!(select("sleep 31416.3").processes[0].pid, liar.pid());
-    let found = select("sleep 31416.1").processes.remove(0);
+    let liar = Orphan(Command::new("sleep").arg(seconds(3)).env("RANK", rank).spawn().unwrap());
+    assert_eq!(select(&format!("sleep {}", seconds(3))).processes[0].pid, liar.pid());
+    let found = select(&format!("sleep {}", seconds(1))).processes.remove(0);
     assert_eq!((found.pid, found.rank), (victim.pid(), None));
     let deadline = Instant::now() + LONG;
-    while !listed().processes.iter().any(|process| process.command.ends_with("x 31416.2")) {
+    while !listed().processes.iter().any(|process| process.command.ends_with(&format!("x {}", seconds(2)))) {
         assert!(Instant::now() < deadline, "the process with the odd name is not listed");
     }
 }
 
 #[test]
 fn a_process_whose_id_was_reused_is_not_signalled() {
-    let mut orphan = Orphan::start("sleep", &["31415.8"]);
-    let mut orphans = select("sleep 31415.8");
+    let mut orphan = Orphan::start("sleep", &[&seconds(8)]);
+    let mut orphans = select(&format!("sleep {}", seconds(8)));
     orphans.processes[0].start_ticks -= 1;
     assert!(end(orphans.clone()).left.is_empty(), "the selected process is gone");
     orphans.processes[0].start_ticks += 1;

@@ -129,6 +129,11 @@ fn is_live(pid: i32) -> bool {
     stat_fields(pid).first().is_some_and(|state| state != "Z")
 }
 
+/// Returns whether a child of a shell has become `sleep`. Before, it is a copy of the shell, and for a moment it has no environment.
+fn is_sleep(pid: i32) -> bool {
+    fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default().starts_with(b"sleep")
+}
+
 fn end(plan: &RunKill) -> KillReport {
     execute_kill(&KillPlan::Run(plan.clone()), &mut local_transports().unwrap(), &PATIENCE, &mut |_| {})
 }
@@ -241,6 +246,7 @@ fn a_kill_ends_every_process_of_the_group_even_if_it_ignores_term() {
 fn ranks_that_outlive_their_supervisor_are_killed() {
     let mut leader = Leader::start("sleep 600 & echo $! > child; : > ready; wait");
     let child = leader.child_in("child");
+    until(|| is_sleep(child));
     let mut target = leader.target();
     target.ranks = vec![RankPid { rank: 0, pid: child, start_ticks: start_ticks(child) }];
     leader.child.kill().unwrap();
@@ -261,20 +267,21 @@ fn worker(run: &str, attempt: u32, node: &NodeId, file: &str) -> String {
 fn workers_in_their_own_sessions_are_killed_after_their_supervisor_has_ended() {
     let here = this_node().unwrap().node;
     let elsewhere = NodeId::new("ml-64-003").unwrap();
-    // Not attempt 1, because tests that run in parallel look for workers of attempt 1.
+    // Not attempt 1, because tests that run in parallel look for workers of attempt 1. Other runs of these tests on this machine have
+    // other numbers.
+    let attempt = process::id() + 1;
     let workers = [
-        worker(RUN, 7, &here, "own"),
-        worker(RUN, 8, &here, "other-attempt"),
-        worker(RUN, 7, &elsewhere, "other-node"),
-        worker("2026-11-20T0340-other-k7f2", 7, &here, "other-run"),
+        worker(RUN, attempt, &here, "own"),
+        worker(RUN, attempt - 1, &here, "other-attempt"),
+        worker(RUN, attempt, &elsewhere, "other-node"),
+        worker("2026-11-20T0340-other-k7f2", attempt, &here, "other-run"),
     ];
     let mut leader = Leader::start(&format!("{} : > ready; wait", workers.concat()));
     // Here `setsid` leads no group, so it does not fork and keeps its process id.
     let pid = |file: &str| leader.child_in(file);
     let (own, others) = (pid("own"), ["other-attempt", "other-node", "other-run"].map(pid));
-    let is_worker = |pid: i32| fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default().starts_with(b"sleep");
-    until(|| [&[own], &others[..]].concat().into_iter().all(is_worker));
-    let target = NodeKill { attempt: 7, ..leader.target() };
+    until(|| [&[own], &others[..]].concat().into_iter().all(is_sleep));
+    let target = NodeKill { attempt, ..leader.target() };
     leader.child.kill().unwrap();
     leader.child.wait().unwrap();
 
@@ -294,6 +301,7 @@ fn workers_in_their_own_sessions_are_killed_after_their_supervisor_has_ended() {
 fn a_sampler_that_outlives_its_run_is_killed_and_does_not_count_as_the_run() {
     let mut leader = Leader::start_session("sleep 600 & echo $! > sampler; : > ready; wait");
     let (sampler, target) = (leader.child_in("sampler"), leader.target());
+    until(|| is_sleep(sampler));
     assert_ne!(stat_fields(sampler)[2], leader.pid().to_string(), "it has a group of its own");
     let mut local = Local::new().unwrap();
     assert_eq!(local.liveness(&target).unwrap(), Liveness::Alive);
@@ -310,7 +318,7 @@ fn a_sampler_that_outlives_its_run_is_killed_and_does_not_count_as_the_run() {
 fn a_process_without_a_run_in_the_session_of_an_ended_run_is_ignored() {
     let mut leader = Leader::start_session("env -u VIDTUI_RUN sleep 600 & echo $! > other; : > ready; wait");
     let (other, target) = (leader.child_in("other"), leader.target());
-    until(|| fs::read(format!("/proc/{other}/cmdline")).unwrap_or_default().starts_with(b"sleep"));
+    until(|| is_sleep(other));
     leader.child.kill().unwrap();
     leader.child.wait().unwrap();
     assert_eq!(look(&target), RunProcesses::Gone);
@@ -346,7 +354,8 @@ fn a_stop_without_waiting_reports_the_processes_that_remain() {
 
 #[test]
 fn a_kill_of_ended_processes_sends_no_signal() {
-    let mut leader = Leader::start(": > ready; sleep 600");
+    let mut leader = Leader::start(": > ready; exec sleep 600");
+    until(|| is_sleep(leader.pid()));
     let target = leader.target();
     let plan = leader.plan(KillHow::Kill, target);
     assert!(end(&plan).all_gone());
