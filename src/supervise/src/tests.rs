@@ -5,7 +5,7 @@ use std::fs;
 use std::net::TcpListener;
 use std::process::Command;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -111,17 +111,33 @@ fn pair() -> [Scene; 2] {
     let names = ["one", "two"].map(|name| format!("{name}-{}-{number}", std::process::id()));
     let nodes = [names[0].as_str(), names[1].as_str()];
     let folder = Arc::new(tempfile::tempdir().unwrap());
-    // The system chooses a free port. Another process could take it before the test does.
-    let port = TcpListener::bind(("0.0.0.0", 0)).unwrap().local_addr().unwrap().port();
-    nodes.map(|this| {
+    let [mut first, mut second] = nodes.map(|this| {
         let mut scene = scene_of(folder.clone(), &nodes, this, 1);
         scene.job.recipe.trainer = recipe::TrainerKind::Command;
-        scene.job.master.1 = port - 1;
         fs::create_dir_all(scene.job.run.attempt_dir(3)).unwrap();
         scene.job.run.make_peer_token(3).unwrap();
-        scene.outside = Some(connect(&scene.job, &scene.events).unwrap());
         scene
-    })
+    });
+    let (port, outside) = on_free_port("0.0.0.0", |port| {
+        first.job.master.1 = port - 1;
+        connect(&first.job, &first.events)
+    });
+    first.outside = Some(outside);
+    second.job.master.1 = port - 1;
+    second.outside = Some(connect(&second.job, &second.events).unwrap());
+    [first, second]
+}
+
+/// Calls `listen` with a port that the system has chosen, until it listens: another process may take the port first.
+pub(crate) fn on_free_port<T>(address: &str, mut listen: impl FnMut(u16) -> Result<T, Failure>) -> (u16, T) {
+    for _ in 0..100 {
+        let port = TcpListener::bind((address, 0)).unwrap().local_addr().unwrap().port();
+        match listen(port) {
+            Ok(listening) => return (port, listening),
+            Err(failure) => assert_eq!(failure.code, ErrorCode::PortInUse, "{failure}"),
+        }
+    }
+    panic!("every port is taken");
 }
 
 /// A supervisor that runs in a separate thread.
@@ -333,14 +349,16 @@ fn a_supervisor_that_cannot_write_its_exit_file_ends_at_a_term() {
     let scene = scene(1);
     fs::create_dir_all(scene.job.run.exit_toml(&scene.job.node, 3).join("in the way")).unwrap();
     let script = "trap '' TERM; touch $RUN/ready; while [ ! -e $RUN/stop ]; do sleep 0.01; done; exit 7";
-    let (events, root) = (scene.events.clone(), scene.job.run.root.clone());
+    let (events, root, has_ended) =
+        (scene.events.clone(), scene.job.run.root.clone(), Arc::new(AtomicBool::new(false)));
+    let ended = has_ended.clone();
     thread::spawn(move || {
         while !root.join("ready").exists() {
             thread::sleep(Duration::from_millis(5));
         }
         fs::write(root.join("stop"), "").unwrap();
         // Repeat the signal, because the supervisor ends at TERM only after its rank has ended.
-        for _ in 0..500 {
+        while !ended.load(Ordering::Relaxed) {
             events.send(Event::Signal(SIGTERM));
             thread::sleep(Duration::from_millis(20));
         }
@@ -351,6 +369,7 @@ fn a_supervisor_that_cannot_write_its_exit_file_ends_at_a_term() {
         command
     };
     let exit = scene.run(command, LONG);
+    has_ended.store(true, Ordering::Relaxed);
     assert_eq!(exit.ranks[0].code, Some(7));
 }
 

@@ -271,7 +271,8 @@ fn system(error: Errno) -> Stop {
 mod tests {
     use super::*;
 
-    const LIMIT: Duration = Duration::from_secs(20);
+    /// Longer than a busy machine needs, and shorter than the programs of these tests run.
+    const LIMIT: Duration = Duration::from_secs(60);
 
     fn shell(script: &str) -> Command {
         let mut command = Command::new("sh");
@@ -314,12 +315,15 @@ mod tests {
 
     #[test]
     fn a_silent_process_is_killed_and_reaped() {
-        let (cancel, began) = (Cancel::default(), Instant::now());
-        let run_ = Run { limit: Duration::from_millis(200), ..limits(&cancel) };
-        let mut pid = String::new();
-        let stop = run(shell("echo $$ >&2; exec sleep 60"), &run_, None, &mut |line| pid = line.to_owned());
-        assert!(matches!(stop, Err(Stop::Silent(_))));
-        assert!(began.elapsed() < LIMIT);
+        let (cancel, mut limit, mut pid) = (Cancel::default(), Duration::from_millis(200), String::new());
+        // On a busy machine, the shell may take longer than the limit to write its line.
+        while pid.is_empty() {
+            let run_ = Run { limit, ..limits(&cancel) };
+            let stop = run(shell("echo $$ >&2; exec sleep 600"), &run_, None, &mut |line| pid = line.to_owned());
+            assert!(matches!(stop, Err(Stop::Silent(_))));
+            limit *= 2;
+            assert!(limit < LIMIT, "the shell wrote nothing");
+        }
         assert!(!std::path::Path::new("/proc").join(&pid).exists(), "process {pid} is left");
     }
 
@@ -327,23 +331,22 @@ mod tests {
     fn a_process_that_closed_its_pipes_and_does_not_end_is_killed() {
         let cancel = Cancel::default();
         let run_ = Run { limit: Duration::from_millis(200), ..limits(&cancel) };
-        let stop = run(shell("exec sleep 60 >&- 2>&-"), &run_, None, &mut |_| ());
+        let stop = run(shell("exec sleep 600 >&- 2>&-"), &run_, None, &mut |_| ());
         assert!(matches!(stop, Err(Stop::Silent(_))));
     }
 
     #[test]
     fn a_cancelled_process_is_killed_at_once() {
         let cancel = Cancel::default();
-        let (other, began) = (cancel.clone(), Instant::now());
+        let other = cancel.clone();
         let stop = thread::scope(|scope| {
             scope.spawn(move || {
                 thread::sleep(Duration::from_millis(200));
                 other.cancel();
             });
-            run(shell("exec sleep 60"), &limits(&cancel), None, &mut |_| ())
+            run(shell("exec sleep 600"), &limits(&cancel), None, &mut |_| ())
         });
-        assert!(matches!(stop, Err(Stop::Cancelled)));
-        assert!(began.elapsed() < LIMIT);
+        assert!(matches!(stop, Err(Stop::Cancelled)), "not silent, so it was killed before the limit");
         assert!(matches!(run(shell("true"), &limits(&cancel), None, &mut |_| ()), Err(Stop::Cancelled)));
     }
 
