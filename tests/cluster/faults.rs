@@ -11,14 +11,14 @@ use rundir::Cause;
 use rundir::ErrorCode;
 
 use crate::operator_faults;
-use crate::site::{SMALL, TestSite, assert_down_soon, losses};
+use crate::site::{FAST, SMALL, TestSite, assert_down_soon, losses};
 
 const NODES: &str = "--hostfile hostfiles/rig.txt";
 
 #[test]
 fn a_run_whose_node_is_cut_off_ends_on_all_nodes_and_resumes_with_and_without_the_node() {
     let Some(site) = TestSite::new() else { return };
-    let run = site.launch(NODES, 16);
+    let run = site.launch_slowly(NODES, 16);
     site.until_step(&run, 1, 4);
     let moment_s = now_s();
     site.rig.verb("linkdown node03").unwrap();
@@ -31,7 +31,7 @@ fn a_run_whose_node_is_cut_off_ends_on_all_nodes_and_resumes_with_and_without_th
 
     let refusal = site.vidtui("resume latest");
     assert!(!refusal.ok && refusal.err.contains("node03"), "{}", refusal.err);
-    site.does("resume latest --exclude node02 --wait");
+    site.does(&format!("resume latest --exclude node02 {FAST} --wait"));
     assert_eq!(run.read_attempt(2).unwrap().placement.by_node().len(), 2);
     assert_eq!(losses(&run).len(), 16, "every step was made");
 
@@ -46,7 +46,7 @@ fn a_run_whose_node_is_cut_off_ends_on_all_nodes_and_resumes_with_and_without_th
 fn a_run_resumed_after_a_node_crashed_has_the_losses_of_a_run_that_never_stopped() {
     let Some(site) = TestSite::new() else { return };
     let undisturbed = site.losses_here(16);
-    let run = site.launch(NODES, 16);
+    let run = site.launch_slowly(NODES, 16);
     site.until("it has saved", || other_trainers::latest(&run).is_some());
     let (moment_s, others) = (now_s(), ["node01", "node03", "node04"]);
     site.rig.verb("panic node02").unwrap();
@@ -56,7 +56,7 @@ fn a_run_resumed_after_a_node_crashed_has_the_losses_of_a_run_that_never_stopped
     assert_eq!(failure.code, ErrorCode::NodeLost);
     assert!(failure.to_string().contains("node02"), "{failure}");
     site.rig.verb("poweron node02").unwrap();
-    let resumed = site.vidtui("resume latest --wait");
+    let resumed = site.vidtui(&format!("resume latest {FAST} --wait"));
     assert!(resumed.ok, "{}", resumed.err);
     assert!(!resumed.err.contains("warning"), "the resume has warnings: {}", resumed.err);
     assert_eq!(losses(&run), undisturbed);

@@ -5,12 +5,12 @@ use rundir::{AttemptWhy, EventKind, RunDir, read_events};
 
 use crate::site::{SMALL, TestSite, losses};
 
-/// Launches a run of 16 steps of half a second on `ranks` nodes of the rig. The healer resumes the run after a failure.
+/// Launches a run of 16 steps of a second on `ranks` nodes of the rig. The healer resumes the run after a failure.
 fn launch(site: &TestSite, ranks: usize, more: &str) -> RunDir {
     let words = format!(
         "launch configs/demo/2s.toml {SMALL} --hostfile hostfiles/rig.txt --set mesh.dp_shard={ranks} --set train.threads=1 \
          --set train.steps=16 --set checkpoint.interval=3 --set optimizer.warmup_steps=1 --set run.on_failure=resume \
-         --set env.variables.TRAIN_PACE_S=0.5 {more}"
+         --set env.variables.TRAIN_PACE_S=1 {more}"
     );
     RunDir::new(site.runs.join(site.does(&words)))
 }

@@ -9,7 +9,7 @@ use camino::Utf8Path;
 use rundir::ErrorCode;
 use serde_json::Value;
 
-use crate::site::{TestSite, losses, samples};
+use crate::site::{FAST, TestSite, losses, samples};
 
 const NODES: &str = "--hostfile hostfiles/rig.txt";
 
@@ -17,14 +17,14 @@ const NODES: &str = "--hostfile hostfiles/rig.txt";
 fn a_run_that_is_stopped_and_resumed_on_four_nodes_has_the_losses_of_a_local_run() {
     let Some(site) = TestSite::new() else { return };
     let here = site.losses_here(12);
-    let run = site.launch(NODES, 12);
+    let run = site.launch_slowly(NODES, 12);
     site.until_step(&run, 1, 3);
     let stopped = site.json("stop latest --wait");
     // Supervisors exit after they have written their exit files.
     site.until("every process is gone", || site.all_gone());
     let saved = other_trainers::latest(&run).unwrap().step;
     assert!((3..12).contains(&saved) && stopped["checkpoint"]["step"] == saved, "{saved}: {stopped}");
-    site.does("resume latest --wait");
+    site.does(&format!("resume latest {FAST} --wait"));
     assert_eq!(losses(&run), here, "over nodes, and with a stop at step {saved}");
     assert!(samples(&run).iter().all(|sample| sample.attempt == if sample.step <= saved { 1 } else { 2 }));
     let attempt = run.read_attempt(2).unwrap();
@@ -80,6 +80,7 @@ fn orphan_processes_on_the_nodes_of_a_hostfile_are_listed_and_then_ended() {
     assert!(failure.what.contains("node04"), "{failure}");
     // With --wait, the node is retried, and its processes are killed when it answers.
     let mut orphan = site.rig.command_on("node04", "sleep").arg("98765").spawn().unwrap();
+    site.until("the orphan runs", || site.count_on("node04", "^sleep 98765") == 1);
     let mut waits = site.command("kill --hostfile hostfiles/rig.txt --pattern ^sleep.98765$ --yes --wait");
     let mut waits = waits.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut printed = BufReader::new(waits.stderr.take().unwrap()).lines().map(Result::unwrap);

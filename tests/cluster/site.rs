@@ -20,6 +20,10 @@ const PATIENCE: Duration = Duration::from_secs(180);
 pub const SMALL: &str = "--set model.num_layers=1 --set model.num_heads=2 --set model.head_dim=16";
 /// The shortest time of a step, so that a run outlasts the actions of a test, and a waiting test takes little CPU.
 const PACE_S: f64 = 0.5;
+/// The shortest time of a step of a run that a test must disturb before its last step: a busy machine needs seconds for that.
+const SLOW_PACE_S: f64 = 2.0;
+/// The arguments with which a resume continues a slow run at full speed.
+pub const FAST: &str = "--set env.variables.TRAIN_PACE_S=0";
 
 pub struct TestSite {
     pub rig: Rig,
@@ -171,6 +175,11 @@ impl TestSite {
         self.launch_at(target, steps, PACE_S)
     }
 
+    /// Launches like [`TestSite::launch`], but each step takes [`SLOW_PACE_S`], so that the test can disturb the run before its last step.
+    pub fn launch_slowly(&self, target: &str, steps: u64) -> RunDir {
+        self.launch_at(target, steps, SLOW_PACE_S)
+    }
+
     /// Trains like [`TestSite::launch`], but on this machine and without an interruption; returns the losses.
     pub fn losses_here(&self, steps: u64) -> BTreeMap<u64, f64> {
         losses(&self.launch_at("--local 4 --wait", steps, 0.0))
@@ -241,13 +250,13 @@ impl TestSite {
     }
 }
 
-/// Asserts that the ranks of these nodes ended within 30 s of a moment, according to their supervisors' records. The
-/// heartbeat timeout is 10 s; the rest is for a busy machine.
+/// Asserts that the ranks of these nodes ended within a minute of a moment, according to their supervisors' records. The
+/// heartbeat timeout is 10 s; the rest is for a busy machine. Without heartbeats, ranks would wait for minutes.
 pub fn assert_down_soon(run: &RunDir, attempt: u32, nodes: &[&str], moment_s: f64) {
     for node in nodes {
         let exit = run.read_exit(&NodeId::new(*node).unwrap(), attempt).unwrap().unwrap();
         let took_s = exit.ended_s - moment_s;
-        assert!((0.0..30.0).contains(&took_s), "{node} was down after {took_s:.1} s: {exit:?}");
+        assert!(took_s < 60.0, "{node} was down after {took_s:.1} s: {exit:?}");
     }
 }
 

@@ -11,7 +11,7 @@ use rundir::{AttemptWhy, ErrorCode, RunDir, SampleSidecar, now_s};
 use serde_json::Value;
 
 use crate::encode::{Videos, hashes, slow_decoder};
-use crate::site::{TestSite, assert_down_soon, losses, samples};
+use crate::site::{FAST, TestSite, assert_down_soon, losses, samples};
 
 const JOB: &str = "--slurm hostfiles/rig-slurm.toml";
 
@@ -28,7 +28,7 @@ fn state_of(site: &TestSite, job: u64) -> String {
 fn a_job_that_is_stopped_and_resumed_in_a_new_job_has_the_losses_of_a_local_run() {
     let Some(site) = TestSite::with_slurm() else { return };
     let here = site.losses_here(12);
-    let run = site.launch(JOB, 12);
+    let run = site.launch_slowly(JOB, 12);
     site.until_step(&run, 1, 3);
     assert_eq!(site.status()["job"]["nodes"], "node[01-04]");
     let stopped = site.json("stop latest --wait");
@@ -36,7 +36,7 @@ fn a_job_that_is_stopped_and_resumed_in_a_new_job_has_the_losses_of_a_local_run(
     let saved = other_trainers::latest(&run).unwrap().step;
     assert!((3..12).contains(&saved) && stopped["checkpoint"]["step"] == saved, "{saved}: {stopped}");
 
-    site.does("resume latest --wait");
+    site.does(&format!("resume latest {FAST} --wait"));
     assert_eq!(losses(&run), here, "as jobs, and with a stop at step {saved}");
     assert!(samples(&run).iter().all(|sample| sample.attempt == if sample.step <= saved { 1 } else { 2 }));
     assert_ne!(job_of(&run, 1), job_of(&run, 2));

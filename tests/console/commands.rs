@@ -11,8 +11,10 @@ fn a_run_is_launched_stopped_and_resumed_by_commands() {
     assert!(run.contains("small-short"), "{run}");
     site.until_step(run, 3);
     assert_eq!(site.json(&["status", run, "--json"])["state"], "running");
-    let logs = site.succeeds(&["logs", run]);
-    assert!(logs.contains("0: rank 0 begins") && logs.contains("1: rank 1 begins"), "{logs}");
+    site.until("the ranks to write their logs", || {
+        let logs = site.succeeds(&["logs", run]);
+        logs.contains("0: rank 0 begins") && logs.contains("1: rank 1 begins")
+    });
 
     site.succeeds(&["stop", run, "--wait"]);
     let stopped = site.json(&["status", run, "--json"]);

@@ -22,9 +22,10 @@ fn console(rig: &Rig, site: &TestSite, size: (u16, u16)) -> Pty {
     Pty::start(size, &words[0], &args, &[], &site.root)
 }
 
-/// A shell command that starts a process with the environment of a rank.
+/// A shell command that starts a process with the environment of a rank, and returns when it runs.
 const RANK: &str =
-    "VIDTUI_RUN=2026-11-20T0340-demo-k7f2 RANK=5 LOCAL_RANK=1 setsid sleep 1000 >/dev/null 2>&1 </dev/null &";
+    "VIDTUI_RUN=2026-11-20T0340-demo-k7f2 RANK=5 LOCAL_RANK=1 setsid sleep 1000 >/dev/null 2>&1 </dev/null &
+     until pgrep -f '^sleep 1000' >/dev/null; do sleep 0.01; done";
 
 #[test]
 fn the_console_shows_nodes_processes_and_a_fault() {

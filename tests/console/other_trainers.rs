@@ -279,7 +279,8 @@ fn a_command_without_adapter_has_a_state_and_no_steps() {
     let program = format!("command.run=[\"{}\"]", site.root.join("code/train.sh"));
     let run = site.succeeds(&[&["launch", "configs/own/own.toml", "--set", &program], &none[..]].concat());
     let run = run.trim();
-    assert_eq!(site.json(&["status", run, "--json"])["state"], "running");
+    // On a busy machine, the launch may return before the supervisor has started the command.
+    site.until("the run to start", || site.json(&["status", run, "--json"])["state"] == "running");
     assert!(site.succeeds(&["status", run]).contains("adapter = \"none\""), "the reason is shown");
     assert!(site.succeeds(&["runs"]).contains("?/20"));
     site.write("go", "");

@@ -18,6 +18,9 @@ fn queue(site: &TestSite) -> Queue {
 
 const SHORT: [&str; 5] = ["queue", "add", "configs/small/short.toml", "--set", "train.steps=10"];
 
+/// Launches a run that does not finish before it is stopped, on a busy machine either.
+const LONG: [&str; 4] = ["launch", "configs/small:short", "--set", "train.steps=100000"];
+
 /// Adds a run with a name.
 fn add(site: &TestSite, name: &str, more: &[&str]) {
     site.succeeds(&[&SHORT[..], &["--name", name], more].concat());
@@ -59,7 +62,7 @@ fn until_idle(site: &TestSite) {
 fn runs_start_one_after_the_other_in_the_order_of_the_queue() {
     let site = site();
     // The node is in use, so that the queue waits while it is changed.
-    let first = site.succeeds(&["launch", "configs/small:short"]);
+    let first = site.succeeds(&LONG);
     for name in ["a", "b", "c", "d"] {
         add(&site, name, &[]);
     }
@@ -211,7 +214,7 @@ fn a_stage_does_not_start_from_a_run_that_failed() {
 #[test]
 fn a_queue_has_one_worker_and_another_one_continues_after_its_end() {
     let site = site();
-    let first = site.succeeds(&["launch", "configs/small:short"]);
+    let first = site.succeeds(&LONG);
     add(&site, "a", &[]);
     add(&site, "b", &[]);
     site.until("the worker to run", || queue(&site).worker().is_some());

@@ -103,6 +103,8 @@ fn the_kill_dialog_shows_the_processes_and_needs_a_yes() {
     let site = TestSite::new();
     let run = site.succeeds(&["launch", "configs/small:short"]);
     let run = RunDir::new(site.root.join("runs").join(run.trim()));
+    // On a busy machine, the launch may return before the supervisor has written its process file.
+    site.until("the supervisor to start", || is_alive(&run));
     let (file, _) = remote::pid_files(&run).unwrap().remove(0);
     let console = site.console(SIZE, &[], &[]);
     console.shows(&["running"]).press("K").shows(&["Kill", &file.pid.to_string()]);

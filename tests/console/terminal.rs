@@ -149,7 +149,7 @@ fn every_size_down_to_one_cell_works() {
     let console = open(&site);
     for size in [(1, 1), (7, 2), (300, 3), (2, 100), (40, 10)] {
         // Opens and closes the help. A tiny window may show nothing to wait for, so the test waits a fixed time.
-        console.resize(size).press("?\x1b");
+        console.resize(size).press("?").press(ESC);
         std::thread::sleep(std::time::Duration::from_millis(100));
     }
     // The last tab does not fit into 40 columns.

@@ -154,7 +154,7 @@ impl Drop for Rig {
     fn drop(&mut self) {
         drop(self.holder.stdin.take());
         let began = Instant::now();
-        while began.elapsed() < Duration::from_secs(10) {
+        while began.elapsed() < Duration::from_secs(60) {
             if matches!(self.holder.try_wait(), Ok(Some(_)) | Err(_)) {
                 return;
             }
