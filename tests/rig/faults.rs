@@ -86,7 +86,8 @@ fn a_bad_network_is_slow_but_works() {
 #[test]
 fn a_connection_is_reset_in_the_middle_of_a_line() {
     let Some(rig) = Options::new(1).up_or_skip() else { return };
-    let script = "echo begun; printf 'half a '; while :; do printf .; sleep 0.1; done";
+    // One write, so that the half line has arrived with the whole one.
+    let script = "printf 'begun\\nhalf a '; while :; do printf .; sleep 0.1; done";
     let mut session = rig.command("ssh");
     let mut session = session.args(["node01", script]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(session.stdout.take().unwrap());
@@ -130,7 +131,8 @@ fn a_changed_clock_affects_only_its_node() {
     rig.verb("clock node02 3600").unwrap();
     let clock = |node| ssh(&rig, node, "date +%s").unwrap().parse::<i64>().unwrap();
     let ahead = clock("node02") - clock("node01");
-    assert!((3590..3700).contains(&ahead), "{ahead}");
+    // The second clock is read later.
+    assert!((3500..=3600).contains(&ahead), "{ahead}");
 }
 
 #[test]

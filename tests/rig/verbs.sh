@@ -151,7 +151,11 @@ verb_slurmctld() { ## stop|cont|kill|start   signals or starts Slurm's controlle
     case ${1:-} in
         stop) pkill -STOP -x slurmctld ;;
         cont) pkill -CONT -x slurmctld ;;
-        kill) pkill -KILL -x slurmctld ;;
+        kill)
+            pkill -KILL -x slurmctld
+            # Until it has ended, it holds the port that the next one needs.
+            while ps -C slurmctld -o stat= | grep -qv '^Z'; do sleep 0.01; done
+            ;;
         start) start_slurmctld ;;
         *) die "slurmctld needs stop, cont, kill or start" ;;
     esac
