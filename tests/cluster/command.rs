@@ -78,10 +78,11 @@ pub fn own(site: &TestSite, nodes: usize, steps: u64, pace: &str) -> String {
     share.join("own.toml").into_string()
 }
 
-/// Returns the arguments and variables that the program recorded on each node.
-fn places(run: &RunDir, nodes: usize) -> Vec<String> {
-    let read = |rank| fs::read_to_string(run.root.join(format!("output.{rank}"))).unwrap().trim().to_owned();
-    (0..nodes).map(read).collect()
+/// Waits until the program has recorded its arguments and variables on each node, and returns them.
+fn places(site: &TestSite, run: &RunDir, nodes: usize) -> Vec<String> {
+    let read = |rank| fs::read_to_string(run.root.join(format!("output.{rank}"))).unwrap_or_default();
+    site.until("the program runs on each node", || (0..nodes).all(|rank| read(rank).ends_with('\n')));
+    (0..nodes).map(|rank| read(rank).trim().to_owned()).collect()
 }
 
 /// Writes the Slurm request of a job of two nodes; returns the file.
@@ -107,7 +108,7 @@ fn a_command_on_two_nodes_ends_when_one_is_lost_and_resumes_from_its_checkpoint(
     let run = RunDir::new(site.runs.join(site.does(&format!("launch {recipe} {nodes}"))));
     site.until_step(&run, 1, 8);
     site.until("its checkpoint is found", || other_trainers::latest(&run).is_some_and(|saved| saved.step == 5));
-    let places = places(&run, 2);
+    let places = places(&site, &run, 2);
     let master = places[0].split_once(", 0 at ").unwrap().1.to_owned();
     assert!(master.starts_with("10.99.0.1:") && master.ends_with("secret hush"), "{places:?}");
     let address = master.split(',').next().unwrap();
@@ -172,7 +173,7 @@ fn a_command_in_a_cancelled_slurm_job_resumes_in_another_job() {
     let run = RunDir::new(site.runs.join(site.does(&format!("launch {recipe} --slurm {job}"))));
     site.until_step(&run, 1, 8);
     site.until("its checkpoint is found", || other_trainers::latest(&run).is_some_and(|saved| saved.step == 5));
-    let places = places(&run, 2);
+    let places = places(&site, &run, 2);
     assert!(places[0].starts_with("0 of 2 at ") && places[1].starts_with("1 of 2 at "), "{places:?}");
     assert!(places.iter().all(|place| place.ends_with("secret hush")), "{places:?}");
     let collected = site.json("stacks latest");

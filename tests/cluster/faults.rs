@@ -65,7 +65,7 @@ fn a_run_resumed_after_a_node_crashed_has_the_losses_of_a_run_that_never_stopped
 #[test]
 fn a_node_that_is_stopped_for_seconds_delays_its_run_and_does_not_end_it() {
     let Some(site) = TestSite::new() else { return };
-    let run = site.launch(NODES, 12);
+    let run = site.launch_slowly(NODES, 12);
     site.until_step(&run, 1, 2);
     let began = Instant::now();
     site.rig.verb("stop node02").unwrap();

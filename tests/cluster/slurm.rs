@@ -443,6 +443,8 @@ fn variables_of_slurms_programs_change_no_query_and_those_that_request_something
     does(&format!("{launch} --wait"));
     let status: Value = serde_json::from_str(&does("status latest --json")).unwrap();
     assert_eq!(status["state"], "finished", "{status}");
+    // The next run lasts until it is killed.
+    command_recipe(&site, "sleep 600");
     does(&launch);
     let running = || -> Value { serde_json::from_str(&does("status latest --json")).unwrap() };
     site.until("it is running", || running()["state"] == "running");
