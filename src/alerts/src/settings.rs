@@ -144,7 +144,7 @@ impl Settings {
         let text = match std::fs::read(&path) {
             Ok(text) => text,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Self::default()),
-            Err(source) => return Err(rundir::Error::Io { action: "read", path, source }.into()),
+            Err(source) => return Err(rundir::FileError::Io { action: "read", path, source }.into()),
         };
         // The error of the parser may contain a secret.
         serde_json::from_slice(&text).map_err(|_| {

@@ -1,6 +1,6 @@
 //! Reads parameters from the files of an encoder.
 
-use rundir::{ErrorCode, Failure};
+use failure::{ErrorCode, Failure};
 use tch::{Device, Kind, TchError, Tensor};
 use torch_error::{ErrorKind, TorchError};
 use weights::{Dtype, EncoderReader};

@@ -2,8 +2,8 @@
 
 use crate::params::{Params, check_kind, failed, kind_of};
 use camino::Utf8Path;
+use failure::{ErrorCode, Failure};
 use kernels::linear::f_linear;
-use rundir::{ErrorCode, Failure};
 use tch::{Device, Kind, Tensor, no_grad};
 use torch_error::TorchError;
 use weights::{Rows, T5Config};

@@ -8,7 +8,7 @@ mod tiles;
 use crate::params::{Params, check_kind, failed};
 use blocks::{Decoder, Encoder};
 use camino::Utf8Path;
-use rundir::Failure;
+use failure::Failure;
 use stage::Cache;
 use tch::{Device, Kind, TchError, Tensor, no_grad};
 use weights::{TileSize, Tiles, VaeConfig};
@@ -103,7 +103,7 @@ impl Vae {
     /// Encodes videos `[B, C, F, H, W]`, values in -1…1, any kind and device.
     ///
     /// # Errors
-    /// The shape does not fit; or libtorch failed, with [`rundir::ErrorCode::OutOfMemory`] if memory is short.
+    /// The shape does not fit; or libtorch failed, with [`failure::ErrorCode::OutOfMemory`] if memory is short.
     pub fn encode(&self, video: &Tensor) -> Result<LatentDistribution, Failure> {
         self.config.check_video(&video.size())?;
         let tiles = |height, width| self.tiling.as_ref().and_then(|t| t.encode(&self.config, height, width));

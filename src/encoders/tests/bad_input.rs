@@ -4,7 +4,7 @@ mod support;
 
 use camino::Utf8Path;
 use encoders::{T5Encoder, TileSize, Vae};
-use rundir::ErrorCode;
+use failure::ErrorCode;
 use tch::{Device, Kind, Tensor};
 
 const FIXTURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/oracle");

@@ -8,7 +8,7 @@
 //! ```
 
 use camino::{Utf8Path, Utf8PathBuf};
-use rundir::{Error, ErrorCode, Failure};
+use failure::{ErrorCode, Failure, FileError};
 use std::fs::{self, File};
 use std::io;
 
@@ -60,8 +60,8 @@ impl Cache {
         let path = self.folder().join("refs").join(revision);
         create_parent(&path)?;
         let partial = self.folder().join(format!("refs/.{}.partial", std::process::id()));
-        fs::write(&partial, commit).map_err(|error| Error::io("write", &partial, error))?;
-        fs::rename(&partial, &path).map_err(|error| Error::io("write", &path, error).into())
+        fs::write(&partial, commit).map_err(|error| FileError::io("write", &partial, error))?;
+        fs::rename(&partial, &path).map_err(|error| FileError::io("write", &path, error).into())
     }
 
     /// Creates a file of a snapshot, which is a symbolic link to its blob.
@@ -76,8 +76,9 @@ impl Cache {
         let partial =
             path.with_file_name(format!(".{}.{}.partial", path.file_name().unwrap_or_default(), std::process::id()));
         let _ = fs::remove_file(&partial);
-        std::os::unix::fs::symlink(&target, &partial).map_err(|error| Error::io("create the link", &partial, error))?;
-        fs::rename(&partial, &path).map_err(|error| Error::io("create the link", &path, error).into())
+        std::os::unix::fs::symlink(&target, &partial)
+            .map_err(|error| FileError::io("create the link", &partial, error))?;
+        fs::rename(&partial, &path).map_err(|error| FileError::io("create the link", &path, error).into())
     }
 
     /// Acquires the lock that Python's `huggingface_hub` also holds while it downloads a blob. Dropping the
@@ -86,7 +87,7 @@ impl Cache {
         let path = self.hub.join(".locks").join(&self.name).join(format!("{hash}.lock"));
         create_parent(&path)?;
         let file = File::options().create(true).append(true).open(&path);
-        let file = file.map_err(|error| Error::io("write", &path, error))?;
+        let file = file.map_err(|error| FileError::io("write", &path, error))?;
         match file.try_lock() {
             Ok(()) => Ok(file),
             Err(fs::TryLockError::WouldBlock) => Err(Failure::new(
@@ -98,7 +99,7 @@ impl Cache {
             // On a network file system without locks, the last process to rename wins. That is safe, because every
             // process has verified its bytes.
             Err(fs::TryLockError::Error(error)) if error.kind() == io::ErrorKind::Unsupported => Ok(file),
-            Err(fs::TryLockError::Error(error)) => Err(Error::io("lock", &path, error).into()),
+            Err(fs::TryLockError::Error(error)) => Err(FileError::io("lock", &path, error).into()),
         }
     }
 }
@@ -106,5 +107,5 @@ impl Cache {
 /// Creates the folder of a file.
 pub(crate) fn create_parent(path: &Utf8Path) -> Result<(), Failure> {
     let Some(folder) = path.parent() else { return Ok(()) };
-    fs::create_dir_all(folder).map_err(|error| Error::io("create", folder, error).into())
+    fs::create_dir_all(folder).map_err(|error| FileError::io("create", folder, error).into())
 }

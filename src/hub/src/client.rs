@@ -1,7 +1,7 @@
 //! HTTP requests to the Hub, with redirects, timeouts, and errors with a hint.
 
 use crate::Settings;
-use rundir::{ErrorCode, Failure};
+use failure::{ErrorCode, Failure};
 use std::io;
 use std::time::Duration;
 use ureq::http::{Response, header};

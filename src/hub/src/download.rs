@@ -6,7 +6,7 @@ use crate::client::{Client, RequestError, encoded};
 use crate::hash::Hash;
 use crate::listing::ListedFile;
 use camino::Utf8Path;
-use rundir::{Error, ErrorCode, Failure};
+use failure::{ErrorCode, Failure, FileError};
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::ops::ControlFlow;
@@ -41,7 +41,7 @@ impl Download<'_> {
         let mut file = File::options().create(true).read(true).append(true).open(&path);
         let file = file
             .as_mut()
-            .map_err(|error| Error::io("write", &path, std::mem::replace(error, io::ErrorKind::Other.into())))?;
+            .map_err(|error| FileError::io("write", &path, std::mem::replace(error, io::ErrorKind::Other.into())))?;
         let (mut hash, mut done) = self.resume(file, &path, on_bytes)?;
         let (mut failures, mut pause) = (0, self.settings.pause);
         while done < self.file.size {
@@ -59,7 +59,7 @@ impl Download<'_> {
                 }
             }
         }
-        file.sync_all().map_err(|error| Error::io("write", &path, error))?;
+        file.sync_all().map_err(|error| FileError::io("write", &path, error))?;
         let found = hash.finish();
         if found != digits {
             let _ = fs::remove_file(&path);
@@ -71,12 +71,12 @@ impl Download<'_> {
             ));
         }
         let blob = self.cache.blob(digits);
-        fs::rename(&path, &blob).map_err(|error| Error::io("write", &blob, error).into())
+        fs::rename(&path, &blob).map_err(|error| FileError::io("write", &blob, error).into())
     }
 
     /// Hashes the bytes of an earlier, partial download.
     fn resume(&self, file: &mut File, path: &Utf8Path, on_bytes: OnBytes<'_>) -> Result<(Hash, u64), Failure> {
-        let io = |error| Failure::from(Error::io("read", path, error));
+        let io = |error| Failure::from(FileError::io("read", path, error));
         let new = || Hash::new(&self.file.expected, self.file.size);
         let (mut hash, mut done) = (new(), 0);
         // A partial file that is longer than the listed size cannot belong to this file.
@@ -107,7 +107,7 @@ impl Download<'_> {
         done: &mut u64,
         on_bytes: OnBytes<'_>,
     ) -> Result<(), RequestError> {
-        let lasting = |error| RequestError::Lasting(Error::io("write", path, error).into());
+        let lasting = |error| RequestError::Lasting(FileError::io("write", path, error).into());
         let url = format!("/{}/resolve/{}/{}", encoded(self.model), self.commit, encoded(&self.file.path));
         let mut response = self.client.get(&url, *done)?;
         // If the server does not support ranges or rejects this range, start at the first byte.

@@ -3,7 +3,7 @@
 use crate::client::{Client, RequestError, encoded};
 use crate::hash::Expected;
 use camino::{Utf8Component, Utf8Path};
-use rundir::{ErrorCode, Failure};
+use failure::{ErrorCode, Failure};
 use serde::Deserialize;
 
 /// The largest accepted list of files, in bytes.

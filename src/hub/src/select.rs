@@ -1,7 +1,7 @@
 //! Selects the files of a model to download.
 
 use crate::listing::ListedFile;
-use rundir::{ErrorCode, Failure};
+use failure::{ErrorCode, Failure};
 
 /// The endings of files that no program reads.
 const FOR_PEOPLE: [&str; 10] =

@@ -1,7 +1,7 @@
 //! The settings of downloads: endpoint, cache and token.
 
 use camino::Utf8PathBuf;
-use rundir::{ErrorCode, Failure};
+use failure::{ErrorCode, Failure};
 use std::fmt;
 use std::time::Duration;
 
@@ -93,7 +93,7 @@ impl Settings {
             Some(token) => (Token::new(&token), "the environment variable HF_TOKEN".to_owned()),
             None => {
                 let path = set("HF_TOKEN_PATH").map(Utf8PathBuf::from).or_else(|| Some(home()?.join("token")));
-                let read = |path: &Utf8PathBuf| Token::new(&rundir::read_text(path).ok()?);
+                let read = |path: &Utf8PathBuf| Token::new(&failure::read_text(path).ok()?);
                 (path.as_ref().and_then(read), format!("the token in {}", path.unwrap_or_default()))
             }
         };

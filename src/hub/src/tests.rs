@@ -2,8 +2,8 @@
 
 use super::*;
 use camino::{Utf8Path, Utf8PathBuf};
+use failure::{ErrorCode, Failure};
 use hash::{Expected, Hash};
-use rundir::{ErrorCode, Failure};
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};

@@ -1,5 +1,6 @@
 //! The errors of recipes, curricula and files of secrets.
 
+use failure::{ErrorCode, Failure};
 use std::fmt;
 use std::io;
 
@@ -67,5 +68,29 @@ impl RecipeError {
 impl fmt::Display for RecipeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}\nhint: {}", self.what, self.why, self.fix)
+    }
+}
+
+impl From<RecipeError> for Failure {
+    fn from(error: RecipeError) -> Self {
+        let code = match error.kind {
+            RecipeErrorKind::Io(io::ErrorKind::NotFound) => ErrorCode::NotFound,
+            RecipeErrorKind::Io(io::ErrorKind::PermissionDenied) => ErrorCode::PermissionDenied,
+            RecipeErrorKind::Io(_) => ErrorCode::Io,
+            RecipeErrorKind::Flag => ErrorCode::InvalidArgument,
+            RecipeErrorKind::Mesh => ErrorCode::InvalidMesh,
+            RecipeErrorKind::Memory => ErrorCode::OutOfMemory,
+            RecipeErrorKind::Secrets => ErrorCode::InvalidSecrets,
+            RecipeErrorKind::NotToml
+            | RecipeErrorKind::Base
+            | RecipeErrorKind::UnknownKey
+            | RecipeErrorKind::MissingKey
+            | RecipeErrorKind::WrongTrainer
+            | RecipeErrorKind::WrongTask
+            | RecipeErrorKind::InvalidValue
+            | RecipeErrorKind::BrokenRule
+            | RecipeErrorKind::Stage => ErrorCode::InvalidRecipe,
+        };
+        Self::new(code, error.what, error.why, error.fix)
     }
 }

@@ -9,7 +9,8 @@ use camino::{Utf8Path, Utf8PathBuf};
 use cluster::NodeId;
 use plan::{KillHow, LaunchPlan, NodeLaunch, node_kill};
 use rundir::{
-    Attempt, AttemptWhy, Error, ErrorCode, ExitFile, ExitReason, Failure, Run, RunDir, SCHEMA, StartFrom, Stop, now_s,
+    Attempt, AttemptWhy, Error, ErrorCode, ExitFile, ExitReason, Failure, FileError, Run, RunDir, SCHEMA, StartFrom,
+    Stop, now_s,
 };
 use runstate::Liveness;
 
@@ -65,7 +66,7 @@ fn write_files(dir: &RunDir, plan: &LaunchPlan, alert_channels: Option<&[u8]>) -
     let number = plan.attempt.number;
     write_scripts(dir, number, &plan.nodes)?;
     let folder = dir.attempt_dir(number);
-    fs::create_dir_all(&folder).map_err(|source| Error::Io { action: "make", path: folder, source })?;
+    fs::create_dir_all(&folder).map_err(|source| FileError::Io { action: "make", path: folder, source })?;
     if let Some(script) = &plan.job_script {
         rundir::write_atomic(&dir.job_script(number), script.as_bytes())?;
     }
@@ -82,7 +83,7 @@ fn write_files(dir: &RunDir, plan: &LaunchPlan, alert_channels: Option<&[u8]>) -
         if let StartFrom::Weights { path } = &plan.run.start
             && let Some(config) = rundir::model_config(path)
         {
-            fs::copy(&config, dir.model_config()).map_err(|source| Error::Io {
+            fs::copy(&config, dir.model_config()).map_err(|source| FileError::Io {
                 action: "copy",
                 path: config,
                 source,
@@ -97,7 +98,7 @@ fn write_files(dir: &RunDir, plan: &LaunchPlan, alert_channels: Option<&[u8]>) -
 pub(crate) fn write_scripts(dir: &RunDir, attempt: u32, nodes: &[NodeLaunch]) -> Result<(), Error> {
     let io = |action, path: &Utf8Path| {
         let path = path.to_owned();
-        move |source| Error::Io { action, path, source }
+        move |source| Error::from(FileError::Io { action, path, source })
     };
     for launch in nodes {
         let script = dir.launch_script(attempt, &launch.node);

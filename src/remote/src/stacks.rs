@@ -6,7 +6,7 @@ use std::time::Duration;
 use camino::Utf8PathBuf;
 use cluster::NodeId;
 use plan::{KillHow, NodeKill, node_kill, quote};
-use rundir::{Error, ErrorCode, Failure, PidFile, RunDir, RunId, write_atomic};
+use rundir::{ErrorCode, Failure, FileError, PidFile, RunDir, RunId, write_atomic};
 
 use crate::command::Command;
 use crate::parallel::on_nodes;
@@ -56,7 +56,7 @@ pub fn collect_stacks(
                 return Err(Failure::new(ErrorCode::RunNotRunning, &*what, why, fix));
             }
             let path = dir.stacks_file(target.attempt, at_s, &target.node);
-            fs::create_dir_all(dir.stacks_dir(target.attempt, at_s)).map_err(|source| Error::Io {
+            fs::create_dir_all(dir.stacks_dir(target.attempt, at_s)).map_err(|source| FileError::Io {
                 action: "make",
                 path: path.clone(),
                 source,

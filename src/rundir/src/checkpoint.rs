@@ -4,11 +4,11 @@
 //! which range is in which file, so that any number of ranks with any sharding can read it.
 
 use crate::attempt::known_axes;
-use crate::failure::is_no_answer;
-use crate::files::{Versioned, is_file_name, parse_toml, read_text, read_toml, toml_text, write_atomic};
+use crate::files::{Versioned, is_file_name, parse_toml, read_toml, toml_text, write_atomic};
 use crate::layout::{MODEL_CONFIG, parse_step_dir, step_files};
 use crate::{Error, RunDir, RunId, TensorBox};
 use camino::{Utf8Path, Utf8PathBuf};
+use failure::{is_no_answer, read_text};
 use recipe::{Mesh, OptimizerKind};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -448,7 +448,7 @@ pub fn file_sum(path: &Utf8Path) -> Result<FileSum, Error> {
 mod tests {
     use super::*;
     use crate::fixtures::{latest, save, state, temp};
-    use crate::{ErrorCode, Failure};
+    use crate::{ErrorCode, Failure, FileError};
     use insta::assert_snapshot;
 
     fn why(run: &RunDir, step: u64) -> String {
@@ -507,7 +507,10 @@ mod tests {
         fs::remove_file(&file).unwrap();
         std::os::unix::fs::symlink(&file, &file).unwrap();
         let error = Checkpoint::open(&run.step_dir(40)).unwrap_err();
-        assert!(matches!(&error, Error::Io { action: "inspect", path, .. } if *path == file), "{error}");
+        assert!(
+            matches!(&error, Error::File(FileError::Io { action: "inspect", path, .. }) if *path == file),
+            "{error}"
+        );
     }
 
     #[test]

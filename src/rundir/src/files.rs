@@ -22,7 +22,7 @@ pub trait Versioned: DeserializeOwned + Serialize {
 /// Reads a TOML file of a known version. Unknown fields are ignored, because a newer version may add some.
 ///
 /// # Errors
-/// [`Error::Io`], [`Error::Newer`], or [`Error::Malformed`] with line and reason.
+/// [`Error::File`], [`Error::Newer`], or [`Error::Malformed`] with line and reason.
 pub fn read_toml<T: Versioned>(path: &Utf8Path) -> Result<T, Error> {
     parse_toml(path, &read_run_text(path)?)
 }
@@ -31,15 +31,6 @@ pub fn read_toml<T: Versioned>(path: &Utf8Path) -> Result<T, Error> {
 /// reader.
 pub(crate) fn read_run_text(path: &Utf8Path) -> Result<String, Error> {
     let bytes = read_regular(path, MAX_TEXT).map_err(|e| Error::io("read", path, e))?;
-    text_file::decode(bytes).map_err(|why| Error::not_text(path, why))
-}
-
-/// Reads a text file, as users and this program write them: UTF-8, or UTF-16 with a byte order mark.
-///
-/// # Errors
-/// [`Error::Io`], also for a pipe, a device and a file of more than 256 MiB; or [`Error::NotText`] with the line, the encoding and the command that converts the file.
-pub fn read_text(path: &Utf8Path) -> Result<String, Error> {
-    let bytes = text_file::read_named(path, MAX_TEXT).map_err(|e| Error::io("read", path, e))?;
     text_file::decode(bytes).map_err(|why| Error::not_text(path, why))
 }
 
@@ -157,7 +148,7 @@ pub(crate) fn present<T>(read: Result<T, Error>) -> Result<Option<T>, Error> {
 mod tests {
     use super::*;
     use crate::fixtures::{attempt, temp};
-    use crate::{Attempt, ErrorCode, Failure};
+    use crate::{Attempt, ErrorCode, Failure, FileError, read_text};
 
     fn text() -> String {
         toml::to_string(&attempt(1, 0, &["ml-1"])).unwrap()
@@ -210,7 +201,10 @@ mod tests {
         let (_keep, run) = temp();
         let missing = run.root.join("no/such/a.toml");
         let error = write_atomic(&missing, b"x").unwrap_err();
-        assert!(matches!(&error, Error::Io { action: "write", path, .. } if *path == missing), "{error}");
+        assert!(
+            matches!(&error, Error::File(FileError::Io { action: "write", path, .. }) if *path == missing),
+            "{error}"
+        );
         // The destination is a folder: the rename fails after the temporary file was written.
         let blocked = run.root.join("folder");
         fs::create_dir_all(blocked.join("full")).unwrap();
@@ -244,7 +238,7 @@ mod tests {
         let (_keep, run) = temp();
         let path = run.root.join("a.toml");
         nix::unistd::mkfifo(path.as_std_path(), nix::sys::stat::Mode::S_IRWXU).unwrap();
-        assert!(matches!(read_toml::<Attempt>(&path), Err(Error::Io { action: "read", .. })));
+        assert!(matches!(read_toml::<Attempt>(&path), Err(Error::File(FileError::Io { action: "read", .. }))));
     }
 
     #[test]
@@ -252,7 +246,7 @@ mod tests {
         let (_keep, run) = temp();
         fs::write(run.root.join("a.toml"), b"schema = 1 # caf\xe9\n").unwrap();
         let error = read_toml::<Attempt>(&run.root.join("a.toml")).unwrap_err();
-        assert!(matches!(error, Error::NotText { .. }), "{error}");
+        assert!(matches!(error, FileError::NotText { .. }), "{error}");
         let failure = Failure::from(error);
         assert_eq!(failure.code, ErrorCode::Malformed);
         assert!(failure.fix.contains("iconv -f LATIN1"), "{failure}");

@@ -46,13 +46,13 @@ impl RunDir {
 /// Takes the lock beside `file` and writes to `file` which process has it. Returns `None` if another process of this user has it.
 pub(crate) fn lock_program(file: &Utf8Path, program: &Healer) -> Result<Option<HealerLock>, Error> {
     let path = file.with_extension("lock");
-    let io = |source| Error::Io { action: "lock", path: path.clone(), source };
+    let io = |source| Error::io("lock", &path, source);
     let lock = open_lock(&path, LockUsers::Owner).map_err(io)?;
     match lock.try_lock() {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) if is_held_by_other_user(&path) => return Err(locked(&path)),
         Err(TryLockError::WouldBlock) => return Ok(None),
-        Err(TryLockError::Error(source)) => return Err(Error::Io { action: "lock", path, source }),
+        Err(TryLockError::Error(source)) => return Err(Error::io("lock", &path, source)),
     }
     write_toml(file, program)?;
     Ok(Some(HealerLock { _file: lock }))

@@ -21,9 +21,8 @@ mod checkpoint;
 mod command;
 mod diagnostics;
 mod environment;
-mod error_code;
+mod error;
 mod events;
-mod failure;
 mod files;
 #[cfg(any(test, feature = "fixtures"))]
 pub mod fixtures;
@@ -66,12 +65,11 @@ pub use checkpoint::{
 pub use command::{CommandPlace, command_folder, command_output, command_ranks, command_template, command_words};
 pub use diagnostics::write_diagnostic;
 pub use environment::{GpuModel, NodeEnvironment};
-pub use error_code::ErrorCode;
+pub use error::Error;
 pub use events::{Event, EventKind, read_events};
-pub use failure::{Cause, Error, Failure, is_no_answer, room_for};
+pub use failure::{Cause, ErrorCode, Failure, FileError, is_no_answer, read_text, room_for};
 pub use files::{
-    Versioned, is_exposed, is_file_name, read_text, read_toml, user_folder, without_links, write_atomic, write_private,
-    write_toml,
+    Versioned, is_exposed, is_file_name, read_toml, user_folder, without_links, write_atomic, write_private, write_toml,
 };
 pub use healer::{Healer, HealerLock};
 pub use heartbeat::{FailedSave, GroupCollectives, HEARTBEAT_EVERY_S, Heartbeat, RankCollectives, WaitingCollective};

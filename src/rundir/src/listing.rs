@@ -1,9 +1,9 @@
 //! Lists the step directories of a run, and chooses the newest checkpoint of a list and the old ones to remove.
 
-use crate::failure::is_no_answer;
 use crate::layout::{parse_step_dir, step_files};
 use crate::{Checkpoint, Error, RunDir};
 use camino::{Utf8Path, Utf8PathBuf};
+use failure::{FileError, is_no_answer};
 use std::fs;
 use std::io;
 
@@ -124,7 +124,7 @@ fn look_at(step: u64, dir: Utf8PathBuf) -> CheckpointEntry {
             saved_s: manifest.saved_s,
         }),
         Err(Error::Incomplete { why, .. }) => CheckpointEntry::Incomplete { step, dir, why },
-        Err(Error::Io { path, source, .. }) if is_no_answer(&source) => {
+        Err(Error::File(FileError::Io { path, source, .. })) if is_no_answer(&source) => {
             let why = format!("{}: {source}", path.strip_prefix(&dir).unwrap_or(&path));
             CheckpointEntry::Unreadable { step, dir, why }
         }

@@ -3,7 +3,7 @@
 use std::fs::{self, File};
 use std::io::{self, Read};
 
-use crate::{Error, RunDir, is_exposed, write_private};
+use crate::{Error, FileError, RunDir, is_exposed, write_private};
 
 /// The random 256-bit token of an attempt. Only the owner of the run can read its file, so that other users of a
 /// cluster cannot join the run. It is never printed, logged or passed in an environment variable.
@@ -54,7 +54,7 @@ impl RunDir {
         let path = self.peer_token(attempt);
         let token = PeerToken::random().map_err(|error| Error::io("write", &path, error))?;
         match write_private(&path, format!("{}\n", token.hex()).as_bytes()) {
-            Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+            Err(Error::File(FileError::Io { source, .. })) if source.kind() == io::ErrorKind::AlreadyExists => Ok(()),
             written => written,
         }
     }

@@ -1,8 +1,9 @@
 //! Samples: the videos that a run made from its weights, each with a sidecar that describes how it was made.
 
-use crate::files::{present, read_run_text, read_text};
+use crate::files::{present, read_run_text};
 use crate::{Error, Run, RunDir, RunId, SCHEMA, write_atomic};
 use camino::{Utf8Path, Utf8PathBuf};
+use failure::read_text;
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, openat};
 use nix::sys::stat::Mode;

@@ -81,7 +81,7 @@ pub fn supervise(
         }
     })?;
     let log_dir = run.log_dir(&node);
-    fs::create_dir_all(&log_dir).map_err(|source| Error::Io { action: "create", path: log_dir, source })?;
+    fs::create_dir_all(&log_dir).map_err(|source| Error::io("create", &log_dir, source))?;
     // A process that already leads a group, such as a shell's job, cannot start a session. Its group serves as well.
     let _ = nix::unistd::setsid();
     let alerting = Alerting::start(&job, Limits::default());

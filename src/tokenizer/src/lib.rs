@@ -11,7 +11,7 @@ mod special;
 mod unigram;
 
 use camino::{Utf8Path, Utf8PathBuf};
-use rundir::{ErrorCode, Failure};
+use failure::{ErrorCode, Failure};
 use special::{Part, Specials};
 use xxhash_rust::xxh3::xxh3_128;
 
@@ -149,7 +149,7 @@ impl Error {
 }
 
 fn read(path: &Utf8PathBuf) -> Result<Vec<u8>, Failure> {
-    rundir::read_regular(path, rundir::MAX_TEXT).map_err(|e| {
+    text_file::read_regular(path, text_file::MAX_TEXT).map_err(|e| {
         let fix = "give the tokenizer/ folder of a CogVideoX model";
         Failure::new(ErrorCode::of_io(&e), format!("cannot read {path}"), e.to_string(), fix)
     })

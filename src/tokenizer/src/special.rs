@@ -1,7 +1,7 @@
 //! Special tokens, such as `<extra_id_0>`: reads them, and splits texts at them.
 
 use camino::Utf8Path;
-use rundir::{ErrorCode, Failure};
+use failure::{ErrorCode, Failure};
 use serde_json::Value;
 use std::fmt::Write;
 
@@ -38,7 +38,7 @@ impl Specials {
     /// lists none, returns those of T5.
     pub fn read(folder: &Utf8Path, pieces: usize) -> Result<Self, Failure> {
         let path = folder.join(CONFIG);
-        let text = match rundir::read_text(&path) {
+        let text = match failure::read_text(&path) {
             Ok(text) => text,
             Err(error) if error.is_not_found() => return Ok(Self::of_t5(pieces)),
             Err(error) => return Err(error.into()),

@@ -3,8 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "a failed unwrap reports its line")]
 
 use camino::{Utf8Path, Utf8PathBuf};
+use failure::ErrorCode;
 use proptest::prelude::*;
-use rundir::ErrorCode;
 use std::fs;
 use std::sync::LazyLock;
 use tokenizer::{Error, SentencePiece, Tokenizer};

@@ -26,7 +26,7 @@ impl RunLog {
     /// A file cannot be opened.
     pub fn open(run: &RunDir, attempt: u32, rank: usize) -> Result<Self, Failure> {
         let open = |path: camino::Utf8PathBuf| {
-            LineAppender::open(&path).map_err(|source| Failure::from(Error::Io { action: "write", path, source }))
+            LineAppender::open(&path).map_err(|source| Failure::from(Error::io("write", &path, source)))
         };
         Ok(RunLog { metrics: open(run.metrics())?, events: open(run.events())?, attempt, rank, retried: None })
     }

@@ -1,8 +1,8 @@
 //! Chooses frames by their presentation times.
 
 use camino::Utf8Path;
+use failure::{ErrorCode, Failure};
 use recipe::{Encode, FrameMode};
-use rundir::{ErrorCode, Failure};
 use serde::{Deserialize, Serialize};
 
 /// The rule for choosing frames of a clip.

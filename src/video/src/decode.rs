@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use camino::Utf8Path;
-use rundir::{ErrorCode, Failure};
+use failure::{ErrorCode, Failure};
 
 use crate::child::{self, Run};
 use crate::colour;

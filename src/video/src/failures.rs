@@ -10,7 +10,8 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 
 use camino::Utf8Path;
-use rundir::{Error, ErrorCode, Failure, open_regular};
+use failure::{ErrorCode, Failure, FileError};
+use text_file::open_regular;
 
 use crate::child::Stop;
 use crate::install::install_hint;
@@ -54,8 +55,8 @@ impl From<Failure> for ClipError {
     }
 }
 
-impl From<Error> for ClipError {
-    fn from(error: Error) -> Self {
+impl From<FileError> for ClipError {
+    fn from(error: FileError) -> Self {
         Failure::from(error).into()
     }
 }
@@ -192,7 +193,7 @@ pub(crate) fn unusable(path: &Utf8Path, fault: ClipFault, why: impl Into<String>
 /// Checks that a file can be read and is not empty, and returns its size in bytes. ffprobe's messages about such files
 /// are less clear.
 pub(crate) fn check_file(path: &Utf8Path) -> Result<u64, ClipError> {
-    let about = fs::metadata(path).map_err(|error| Error::io("read", path, error))?;
+    let about = fs::metadata(path).map_err(|error| FileError::io("read", path, error))?;
     if about.is_dir() {
         return Err(unusable(path, ClipFault::NotAVideo, "it is a folder", "name a video file"));
     }
@@ -202,7 +203,7 @@ pub(crate) fn check_file(path: &Utf8Path) -> Result<u64, ClipError> {
         Err(error) if error.kind() == ErrorKind::InvalidInput => {
             return Err(unusable(path, ClipFault::NotAVideo, error.to_string(), "name a video file"));
         }
-        Err(error) => return Err(Error::io("read", path, error).into()),
+        Err(error) => return Err(FileError::io("read", path, error).into()),
     }
     if about.len() == 0 {
         return Err(damaged(path, "it has 0 bytes"));

@@ -11,7 +11,7 @@ use std::cmp::Ordering;
 use std::fs;
 
 use camino::{Utf8Path, Utf8PathBuf};
-use rundir::{Error, ErrorCode, Failure};
+use failure::{ErrorCode, Failure, FileError};
 
 use crate::choose::{FrameChoice, NotEnough, choose};
 use crate::failures::{ClipError, ClipFault, unusable};
@@ -31,7 +31,7 @@ pub(crate) const FRAMES: &str = "frames";
 /// [`ClipFault::NotAVideo`] if the folder has no picture; [`ClipFault::Unsupported`] if a picture has another format or a name that is not
 /// UTF-8, or if two pictures have the same number; codes of the file system.
 pub fn frame_files(folder: &Utf8Path) -> Result<Vec<Utf8PathBuf>, ClipError> {
-    let io = |error| ClipError::from(Error::io("list", folder, error));
+    let io = |error| ClipError::from(FileError::io("list", folder, error));
     let refuse = |why: String, fix: &str| Err(unusable(folder, ClipFault::Unsupported, why, fix));
     let mut names: Vec<String> = Vec::new();
     for entry in fs::read_dir(folder).map_err(io)? {

@@ -1,7 +1,7 @@
 //! Converts a video to an animated GIF, for programs that cannot show videos, such as TensorBoard.
 
 use camino::Utf8Path;
-use rundir::{ErrorCode, Failure};
+use failure::{ErrorCode, Failure};
 
 use crate::child::{self, Run};
 use crate::failures::{self, Complaints, check_file};

@@ -8,7 +8,7 @@ use std::io::Read;
 use std::process::Command;
 
 use camino::Utf8Path;
-use rundir::open_regular;
+use text_file::open_regular;
 
 use crate::failures::{ClipError, ClipFault, unusable};
 

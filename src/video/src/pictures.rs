@@ -3,10 +3,11 @@
 use std::io::{BufReader, BufWriter, ErrorKind, Write};
 
 use camino::Utf8Path;
+use failure::{ErrorCode, Failure, FileError};
 use image::codecs::png::PngEncoder;
 use image::metadata::Orientation;
 use image::{DynamicImage, ExtendedColorType, ImageDecoder, ImageEncoder, ImageError, ImageReader};
-use rundir::{Error, ErrorCode, Failure, open_regular};
+use text_file::open_regular;
 
 use crate::colour::{Colour, Matrix};
 use crate::failures::{ClipError, ClipFault, check_file};
@@ -198,7 +199,9 @@ fn failure(action: &'static str, path: &Utf8Path, error: ImageError) -> Failure 
             error.to_string(),
             "scale the picture down",
         ),
-        ImageError::IoError(error) if error.kind() != ErrorKind::UnexpectedEof => Error::io(action, path, error).into(),
+        ImageError::IoError(error) if error.kind() != ErrorKind::UnexpectedEof => {
+            FileError::io(action, path, error).into()
+        }
         error => {
             let fix = "give a PNG, JPEG or WebP; `ffmpeg -i IN OUT.png` converts other formats";
             Failure::new(ErrorCode::Malformed, format!("cannot {action} {path}"), error.to_string(), fix)

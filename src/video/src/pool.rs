@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use rundir::{ErrorCode, Failure};
+use failure::{ErrorCode, Failure};
 
 use crate::cancel::Cancel;
 use crate::programs::Programs;

@@ -1,7 +1,7 @@
 //! Reads the properties that decide how a file is decoded, with ffprobe.
 
 use camino::Utf8Path;
-use rundir::Failure;
+use failure::Failure;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -338,7 +338,7 @@ mod tests {
             json!({ "sample_aspect_ratio": "4000000000:1" }),
         ] {
             let failure = probed(&[stream(&large)]).unwrap_err();
-            assert_eq!(failure.code, rundir::ErrorCode::InvalidDataset);
+            assert_eq!(failure.code, failure::ErrorCode::InvalidDataset);
             assert!(failure.why.contains("megapixels"), "{failure}");
         }
     }
@@ -351,7 +351,7 @@ mod tests {
         let probe = probed(&[cover.clone(), other.clone(), default]).unwrap();
         assert_eq!((probe.stream, probe.video_streams), (2, 2));
         assert_eq!(probed(&[cover.clone(), other]).unwrap().stream, 1);
-        assert_eq!(probed(&[cover]).unwrap_err().code, rundir::ErrorCode::InvalidDataset);
+        assert_eq!(probed(&[cover]).unwrap_err().code, failure::ErrorCode::InvalidDataset);
     }
 
     #[test]

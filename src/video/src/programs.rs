@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use camino::{Utf8Path, Utf8PathBuf};
-use rundir::{ErrorCode, Failure};
+use failure::{ErrorCode, Failure};
 
 use crate::cancel::Cancel;
 use crate::child::{self, Run};

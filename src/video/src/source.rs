@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::process::ExitStatus;
 
 use camino::{Utf8Path, Utf8PathBuf};
-use rundir::Failure;
+use failure::Failure;
 use serde_json::Value;
 
 use crate::child::{self, Run};

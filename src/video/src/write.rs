@@ -3,7 +3,7 @@
 use std::fs;
 
 use camino::{Utf8Path, Utf8PathBuf};
-use rundir::{Error, ErrorCode, Failure};
+use failure::{ErrorCode, Failure, FileError};
 
 use crate::child::{self, Run};
 use crate::colour::SCALE_FLAGS;
@@ -155,7 +155,7 @@ impl Part {
 
     /// Renames the file to its final name.
     pub fn rename(self, path: &Utf8Path) -> Result<(), Failure> {
-        fs::rename(&self.0, path).map_err(|error| Error::io("write", path, error))?;
+        fs::rename(&self.0, path).map_err(|error| FileError::io("write", path, error))?;
         Ok(())
     }
 }

@@ -49,7 +49,7 @@ fn read_node_points(dir: &RunDir) -> Result<Vec<NodePoint>, Failure> {
         let mut tail = dir.tail_gpu_samples(&node);
         loop {
             let path = dir.gpu_samples(&node);
-            let batch = tail.poll().map_err(|source| Error::Io { action: "read", path, source })?;
+            let batch = tail.poll().map_err(|source| Error::io("read", &path, source))?;
             batch.items.iter().for_each(|sample| points.push(&node, sample));
             if !batch.more {
                 break;
@@ -63,7 +63,7 @@ fn read_history(dir: &RunDir) -> Result<History, Failure> {
     let mut history = History::new();
     let mut tail = Tail::<MetricSample>::new(dir.metrics());
     loop {
-        let batch = tail.poll().map_err(|source| Error::Io { action: "read", path: dir.metrics(), source })?;
+        let batch = tail.poll().map_err(|source| Error::io("read", &dir.metrics(), source))?;
         history.extend(batch.items);
         if !batch.more {
             return Ok(history);

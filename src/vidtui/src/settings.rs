@@ -108,7 +108,7 @@ impl Settings {
         let Some(path) = Self::user_file() else { return Ok(Self::default()) };
         match rundir::read_text(&path) {
             Ok(text) => Self::parse(&path, &text),
-            Err(rundir::Error::Io { source, .. })
+            Err(rundir::FileError::Io { source, .. })
                 if matches!(source.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) =>
             {
                 Ok(Self::default())

@@ -3,7 +3,7 @@
 use super::norm::{EPS, Norm};
 use super::stage::{Cache, Conv, Onto, step};
 use crate::params::Params;
-use rundir::Failure;
+use failure::Failure;
 use tch::{Kind, TchError, Tensor};
 use weights::VaeConfig;
 

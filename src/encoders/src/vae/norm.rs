@@ -1,7 +1,7 @@
 //! Group norms, plain and conditioned on the latent, as a scale and a shift that are applied to a few frames at a time.
 
 use crate::params::Params;
-use rundir::Failure;
+use failure::Failure;
 use tch::{Kind, TchError, Tensor};
 
 /// ε of all norms except those of the encoder's ResNet blocks, whose ε is in the configuration.

@@ -5,7 +5,7 @@
 
 use super::norm::Norm;
 use crate::params::Params;
-use rundir::Failure;
+use failure::Failure;
 use tch::{Device, Kind, TchError, Tensor};
 
 /// The number of earlier frames that a causal convolution over three frames reads.

@@ -124,7 +124,10 @@ fn a_checkpoint_with_a_file_that_cannot_be_read_is_unreadable_and_not_incomplete
     let output = run.root.join("output");
     std::os::unix::fs::symlink(&output, &output).unwrap();
     let error = list(&run, &output, OtherTrainer::Finetrainers).unwrap_err();
-    assert!(matches!(&error, Error::Io { action: "list", path, .. } if *path == output), "{error}");
+    assert!(
+        matches!(&error, Error::File(rundir::FileError::Io { action: "list", path, .. }) if *path == output),
+        "{error}"
+    );
     assert!(list(&run, &run.root.join("none"), OtherTrainer::Finetrainers).unwrap().is_empty());
 }
 

@@ -349,7 +349,7 @@ fn write_part(
     for (file, pieces) in files {
         let path = dir.join(file);
         let written = write_tensors(&path, pieces, store).map_err(|source| {
-            let error = Failure::from(Error::Io { action: "save", path: path.clone(), source });
+            let error = Failure::from(Error::io("save", &path, source));
             let code = match error.code {
                 ErrorCode::DiskFull | ErrorCode::FileTooLarge => error.code,
                 _ => ErrorCode::SaveFailed,

@@ -3,7 +3,7 @@
 use std::fs;
 use std::time::Duration;
 
-use rundir::{ErrorCode, Failure};
+use failure::{ErrorCode, Failure};
 use video::{ClipFault, Frames, Picture, Programs};
 
 use crate::clips::{

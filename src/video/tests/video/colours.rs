@@ -1,6 +1,6 @@
 //! Tests of colours: decoded patches must have the RGB values that were encoded.
 
-use rundir::ErrorCode;
+use failure::ErrorCode;
 use video::{CropMode, Frames, Hdr, Matrix, Picture, Programs};
 
 use crate::clips::{converted, encoded, program, programs};

@@ -1,6 +1,6 @@
 //! Tests of the pool with real clips.
 
-use rundir::ErrorCode;
+use failure::ErrorCode;
 use video::{CropMode, Order, Picture, Pool, PoolOptions};
 
 use crate::clips::{HEIGHT, WIDTH, changed, clip, folder, numbers, programs};

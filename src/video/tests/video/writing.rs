@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use rundir::ErrorCode;
+use failure::ErrorCode;
 use video::{CropMode, Frames, Picture};
 
 use crate::clips::{HEIGHT, WIDTH, numbered, numbers, programs, with_ffmpeg, with_hanging_ffmpeg};

@@ -85,7 +85,7 @@ fn read(
     print: impl Fn(usize, &[String]) -> Result<(), CommandError>,
 ) -> Result<(), CommandError> {
     let path = log.tail.path().to_owned();
-    let failed = |source| Error::Io { action: "read", path: path.clone(), source };
+    let failed = |source| Error::io("read", &path, source);
     let mut kept = Vec::new();
     loop {
         let batch = log.tail.poll().map_err(failed)?;

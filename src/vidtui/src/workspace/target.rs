@@ -77,7 +77,7 @@ impl Workspace {
     fn read_nodes(&self, path: &Utf8Path, what: &str, fix: &str) -> Result<String, CommandError> {
         rundir::read_text(&self.here.join(path)).map_err(|error| {
             CommandError::request(match error {
-                rundir::Error::Io { source, .. } => {
+                rundir::FileError::Io { source, .. } => {
                     Failure::new(ErrorCode::of_io(&source), what, source.to_string(), fix)
                 }
                 other => Failure { what: what.to_owned(), ..Failure::from(other) },

@@ -24,7 +24,7 @@ struct Segment {
 /// The file cannot be read, is not text, or is not in the format that its name ends in.
 pub fn read(file: &Utf8Path) -> Result<Vec<(String, String)>, CommandError> {
     let text = rundir::read_text(file).map_err(|error| match error {
-        io @ rundir::Error::Io { .. } => CommandError::from(io),
+        io @ rundir::FileError::Io { .. } => CommandError::from(Failure::from(io)),
         other => CommandError::request(other),
     })?;
     let place = |line| format!("line {line} of {file}");
