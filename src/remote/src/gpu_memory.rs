@@ -127,6 +127,26 @@ mod tests {
     }
 
     #[test]
+    fn a_missing_nvidia_smi_is_missing_although_a_folder_of_the_path_cannot_be_searched() {
+        if !nix::unistd::geteuid().is_root() {
+            println!("skipped: only root can make a folder that another user cannot search");
+            return;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let path = format!("{}:/usr/bin:/bin", folder.path().display());
+        let mut script = std::process::Command::new("setpriv");
+        script.args(["--reuid=65534", "--regid=65534", "--clear-groups", "sh", "-c", SCRIPT]).env("PATH", path);
+        // The test is about a node without GPUs.
+        if ["/usr/bin/nvidia-smi", "/bin/nvidia-smi"].iter().any(|program| std::path::Path::new(program).exists()) {
+            println!("skipped: this machine has nvidia-smi");
+            return;
+        }
+        let printed = script.output().unwrap();
+        let text = String::from_utf8(printed.stdout).unwrap();
+        assert!(matches!(read(&text, &BTreeSet::from([1])), Some(GpuMemory::NoGpus(_))), "{text}");
+    }
+
+    #[test]
     fn each_state_of_gpu_memory_is_described() {
         let states = [
             GpuMemory::NoGpus("nvidia-smi is not installed".into()),

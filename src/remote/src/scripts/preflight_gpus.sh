@@ -2,7 +2,8 @@
 query_gpus() { # NAME ARGUMENT...
     name=$1
     shift
-    output=$(timeout -k 2 20 nvidia-smi "$@" 2>&1)
+    # If a folder of PATH cannot be searched, `timeout` reports a program that is missing (127) as forbidden (126).
+    output=$(command -v nvidia-smi >/dev/null || exit 127; timeout -k 2 20 nvidia-smi "$@" 2>&1)
     status=$?
     printf '%s\n' "$output" | sed "s/^/$name /"
     echo "${name}_status $status"
