@@ -65,7 +65,7 @@ fn command_output(run: &RunDir) -> Option<(Utf8PathBuf, OtherTrainer)> {
     // This is called often. The recipe is parsed only for runs of a command, which are rare.
     let meta = run.read_run().ok().filter(rundir::Run::is_command)?;
     let recipe = meta.recipe().ok()?;
-    Some((rundir::command_output(run, &meta, &recipe), recipe.command.trainer))
+    Some((rundir::command_output(run, &meta, &recipe), recipe.command.adapter))
 }
 
 /// Lists the checkpoints of another trainer below a folder, in the order of the numbers in their names.

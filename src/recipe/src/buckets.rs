@@ -21,32 +21,23 @@ use token_budget::TokenBudget;
 /// Sides that a rule computes are rounded down to multiples of this: 8 pixels of the VAE × 2 latent pixels of a patch.
 const MULTIPLE: usize = 16;
 
-/// The rule by which clips are assigned to buckets.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum BucketRule {
-    /// The bucket with the nearest ratio of height to width, then the most frames, then the largest.
-    #[default]
-    List,
-    /// Probabilities to accept a clip and to stay at a length.
-    #[serde(rename = "open_sora_1_2")]
-    OpenSora12,
-    /// Probabilities to accept a clip and to skip to a shorter length.
-    #[serde(rename = "open_sora_2")]
-    OpenSora2,
-    /// A clip with larger frames has fewer of them.
-    TokenBudget,
+words! {
+    /// The rule by which clips are assigned to buckets.
+    #[derive(Default)]
+    pub enum BucketRule {
+        /// The bucket with the nearest ratio of height to width, then the most frames, then the largest.
+        #[default]
+        List = "list",
+        /// Probabilities to accept a clip and to stay at a length.
+        OpenSora12 = "open_sora_1_2",
+        /// Probabilities to accept a clip and to skip to a shorter length.
+        OpenSora2 = "open_sora_2",
+        /// A clip with larger frames has fewer of them.
+        TokenBudget = "token_budget",
+    }
 }
 
 impl BucketRule {
-    /// The names in recipes.
-    pub(crate) const NAMES: [&str; 4] = ["list", "open_sora_1_2", "open_sora_2", "token_budget"];
-
-    /// Returns the name in recipes.
-    pub fn name(self) -> &'static str {
-        Self::NAMES[self as usize]
-    }
-
     fn is_first(self) -> bool {
         self == BucketRule::OpenSora12
     }

@@ -7,7 +7,7 @@ mod optimizer;
 mod parameters;
 mod tasks;
 
-use crate::{Key, Recipe, Task, TrainerKind};
+use crate::{JobKind, Key, Recipe};
 use data::{
     buckets_are_sound, buckets_fit_the_model, collectives_have_time, equal_shares, images_have_their_own_shape,
     one_length, one_share_of_images, one_size_or_buckets, one_way_to_name_data, sets_agree, whole_heads,
@@ -165,10 +165,10 @@ struct Advice {
 
 /// Returns the first rule that does not hold.
 pub(crate) fn first_broken(recipe: &Recipe) -> Option<Broken> {
-    let rules = match (recipe.trainer, recipe.task) {
-        (TrainerKind::Command, _) => COMMAND_RULES,
-        (TrainerKind::Embedded, Task::Encode) => ENCODE_RULES,
-        (TrainerKind::Embedded, Task::Train | Task::Sample) => RULES,
+    let rules = match recipe.job() {
+        JobKind::Command => COMMAND_RULES,
+        JobKind::Encode => ENCODE_RULES,
+        JobKind::Train | JobKind::Sample => RULES,
     };
     first_of(rules.iter().chain(COMMON_RULES), recipe)
 }
@@ -179,9 +179,9 @@ pub(crate) fn broken_model(recipe: &Recipe) -> Option<Broken> {
     first_of(RULES.iter().filter(|(keys, _)| of_the_model(keys)), recipe)
 }
 
-/// Returns the first of these rules that does not hold. Skips rules about keys of another task.
+/// Returns the first of these rules that does not hold. Skips rules about keys of another job.
 fn first_of<'a>(rules: impl Iterator<Item = &'a (&'static [&'static str], Rule)>, recipe: &Recipe) -> Option<Broken> {
-    let applies = |key: &&str| Key::find(key).is_some_and(|key| key.is_for(recipe.task, recipe.trainer));
+    let applies = |key: &&str| Key::find(key).is_some_and(|key| key.is_for(recipe.job()));
     rules.filter(|(keys, _)| keys.iter().all(applies)).find_map(|(keys, rule)| {
         let Advice { why, fix } = rule(recipe).err()?;
         Some(Broken { keys, why, fix })

@@ -1,39 +1,42 @@
 //! Recipes for other programs: the `[command]` section and its placeholders.
 
 use camino::Utf8PathBuf;
-use serde::{Deserialize, Serialize};
 
-/// The trainer of a recipe.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum TrainerKind {
-    /// vidtui's own trainer.
-    Embedded,
-    /// Another program, which the section `[command]` describes.
-    Command,
+use crate::ResumeEffect;
+use crate::schema::{COMMAND, OPTIONAL_PATH, TEXT, TEXTS, word};
+
+words! {
+    /// The trainer of a recipe.
+    pub enum TrainerKind {
+        /// vidtui's own trainer.
+        Embedded = "embedded",
+        /// Another program, which the section `[command]` describes.
+        Command = "command",
+    }
 }
 
-/// A program that trains, and how its output is read.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Command {
-    /// The program and its arguments, with placeholders.
-    pub run: Vec<String>,
-    /// Whether the command is started once per node or once per rank.
-    pub per: Per,
-    /// The working folder; empty for the run directory.
-    pub folder: Utf8PathBuf,
-    /// The trainer that the command starts, which decides how its log and checkpoints are read.
-    #[serde(rename = "adapter")]
-    pub trainer: OtherTrainer,
-    /// The folder in which the command saves checkpoints, with placeholders.
-    pub output: String,
-    /// The arguments that are added when a run starts from weights, with placeholders.
-    pub start: Vec<String>,
-    /// The arguments that are added on a resume, with placeholders.
-    pub resume: Vec<String>,
-    /// The arguments that follow those of a resume if the data order restarts, with placeholders.
-    pub fresh_data: Vec<String>,
+section! {
+    /// A program that trains, and how its output is read.
+    pub struct Command("command", COMMAND, ResumeEffect::Training) with Default {
+        /// the program and its arguments, one word each, started without a shell; placeholders such as {master_addr} are filled in
+        pub run: Vec<String> => TEXTS;
+        /// starts the command once per node (torchrun, accelerate, colossalai) or once per rank (python)
+        pub per: Per = Per::Node => word::<Per>();
+        /// working folder of the command; default: the run directory
+        pub folder: Utf8PathBuf = Utf8PathBuf::new() => OPTIONAL_PATH;
+        /// training system of the command: decides how its log lines and checkpoint folders are read
+        pub adapter: OtherTrainer = OtherTrainer::None => word::<OtherTrainer>().on_resume(ResumeEffect::OtherRun);
+        /// folder in which the command saves checkpoints, {output} in its arguments
+        pub output: String = "{run_dir}/output".to_owned()
+            => TEXT.on_resume(ResumeEffect::Refused("the checkpoints of the run are in the old folder"));
+        /// arguments that are added when a run starts from weights (a stage after another one, --init); {weights} is their path, and
+        /// {previous} too if another run saved them
+        pub start: Vec<String> = Vec::new() => TEXTS;
+        /// arguments that are added on a resume; {checkpoint} is the folder and {checkpoint_step} the step to continue from
+        pub resume: Vec<String> = Vec::new() => TEXTS;
+        /// arguments that follow those of command.resume on a resume with --fresh-data, which starts a new run at step 0
+        pub fresh_data: Vec<String> = Vec::new() => TEXTS;
+    }
 }
 
 impl Command {
@@ -53,53 +56,37 @@ impl Command {
     }
 }
 
-/// The command of a recipe for the embedded trainer: none.
-impl Default for Command {
-    fn default() -> Self {
-        Self {
-            run: Vec::new(),
-            per: Per::Node,
-            folder: Utf8PathBuf::new(),
-            trainer: OtherTrainer::None,
-            output: "{run_dir}/output".to_owned(),
-            start: Vec::new(),
-            resume: Vec::new(),
-            fresh_data: Vec::new(),
-        }
+words! {
+    /// Whether a command is started once per node or once per rank.
+    pub enum Per {
+        /// Once per node; the command starts the ranks, as torchrun does.
+        Node = "node",
+        /// Once per rank.
+        Rank = "rank",
     }
 }
 
-/// Whether a command is started once per node or once per rank.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Per {
-    /// Once per node; the command starts the ranks, as torchrun does.
-    Node,
-    /// Once per rank.
-    Rank,
-}
-
-/// The trainers whose log lines and checkpoint folders vidtui reads.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum OtherTrainer {
-    /// Any other program: vidtui reads neither its log nor its checkpoints.
-    None,
-    /// Open-Sora 1.2 and 2, and Lambda's fork.
-    OpenSora,
-    /// finetrainers.
-    Finetrainers,
-    /// cogvideox-factory, now in the examples of finetrainers.
-    CogvideoxFactory,
-    /// VideoX-Fun, formerly CogVideoX-Fun.
-    VideoxFun,
-    /// ttt-video-dit.
-    TttVideoDit,
+words! {
+    /// The trainers whose log lines and checkpoint folders vidtui reads.
+    pub enum OtherTrainer {
+        /// Any other program: vidtui reads neither its log nor its checkpoints.
+        None = "none",
+        /// Open-Sora 1.2 and 2, and Lambda's fork.
+        OpenSora = "open_sora",
+        /// finetrainers.
+        Finetrainers = "finetrainers",
+        /// cogvideox-factory, now in the examples of finetrainers.
+        CogvideoxFactory = "cogvideox_factory",
+        /// VideoX-Fun, formerly CogVideoX-Fun.
+        VideoxFun = "videox_fun",
+        /// ttt-video-dit.
+        TttVideoDit = "ttt_video_dit",
+    }
 }
 
 impl OtherTrainer {
     /// Returns the name of the training system; `None` for any other program.
-    pub fn name(self) -> Option<&'static str> {
+    pub fn program(self) -> Option<&'static str> {
         Some(match self {
             Self::None => return None,
             Self::OpenSora => "Open-Sora",

@@ -1,69 +1,50 @@
 //! The section `[condition]`: the inputs of the network besides the noised latent and the text.
 
-use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// The tensor that is concatenated with the noised latent along the channels.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Conditioning {
-    /// The kind of condition.
-    pub kind: ConditionKind,
-    /// The probability that a step trains without its images; one draw for the global batch. 0: never.
-    pub image_dropout: f64,
-    /// Whether `encode` adds noise to images and to the known pixels of masked videos before the VAE.
-    pub image_noise: bool,
-    /// The kinds of masks that `encode` draws, with their probabilities; empty for VideoX-Fun's.
-    pub masks: Vec<String>,
-    /// The probability that a wholly masked sample is trained without its mask and its masked latent. 0: never.
-    pub mask_dropout: f64,
-    /// The number of conditions that `encode` makes for each clip, each with its own masks and noise. Epoch `e` trains
-    /// with condition `e` modulo `draws`.
-    pub draws: usize,
-}
+use crate::ResumeEffect;
+use crate::resume::WEIGHTS;
+use crate::schema::{BOOL, EMBEDDED, FRACTION, TEXTS, int, word};
 
-impl Default for Conditioning {
-    /// Returns the defaults of the keys: no condition.
-    fn default() -> Self {
-        Conditioning {
-            kind: ConditionKind::None,
-            image_dropout: 0.05,
-            image_noise: false,
-            masks: Vec::new(),
-            mask_dropout: 0.9,
-            draws: 1,
-        }
+section! {
+    /// The tensor that is concatenated with the noised latent along the channels.
+    pub struct Conditioning("condition", EMBEDDED, ResumeEffect::Training) with Default {
+        /// input of the network besides the noised latent; none: text to video; image: latent of the first image (2 x
+        /// model.out_channels); inpaint: mask and latent of the masked video (2 x model.out_channels + 1)
+        pub kind: ConditionKind = ConditionKind::None => word::<ConditionKind>().on_resume(WEIGHTS);
+        /// probability that a step trains without its images, one draw for the global batch (image only); 0: never
+        pub image_dropout: f64 = 0.05 => FRACTION;
+        /// adds noise to the image and to the known pixels of a masked video before they are encoded, log sigma from N(-3, 0.5) per
+        /// clip; used by encode, never on latents
+        pub image_noise: bool = false => BOOL.on_resume(ResumeEffect::Data);
+        /// kinds of masks that encode draws, as "KIND=PROBABILITY" (rectangle, all, tail, middle, window, pixels, boxes, ellipse,
+        /// circle, frames); default: VideoX-Fun's probabilities
+        pub masks: Vec<String> = Vec::new() => TEXTS.on_resume(ResumeEffect::Data);
+        /// conditions (mask and noise) that encode draws for each clip; epoch e trains with condition e modulo draws; VideoX-Fun draws
+        /// new ones in each epoch
+        pub draws: usize = 1 => int(1, 1000).on_resume(ResumeEffect::Data);
+        /// probability that a wholly masked sample is trained without its mask and masked latent, as text to video (inpaint only); 0:
+        /// never
+        pub mask_dropout: f64 = 0.9 => FRACTION;
     }
 }
 
-/// The kind of condition.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum ConditionKind {
-    /// Text alone.
-    None,
-    /// The latent of the first image, followed by zero frames (CogVideoX image-to-video).
-    Image,
-    /// A mask and the latent of the masked video (CogVideoX-Fun inpainting).
-    Inpaint,
+words! {
+    /// The kind of condition.
+    pub enum ConditionKind {
+        /// Text alone.
+        None = "none",
+        /// The latent of the first image, followed by zero frames (CogVideoX image-to-video).
+        Image = "image",
+        /// A mask and the latent of the masked video (CogVideoX-Fun inpainting).
+        Inpaint = "inpaint",
+    }
 }
 
 impl ConditionKind {
-    /// All kinds.
-    pub const ALL: [Self; 3] = [Self::None, Self::Image, Self::Inpaint];
-
     /// Returns the kind that a network with these input and output channels needs; `None` if no kind fits.
     pub fn of_channels(input: usize, output: usize) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.in_channels(output) == input)
-    }
-
-    /// Returns the name in recipes.
-    pub fn name(self) -> &'static str {
-        match self {
-            ConditionKind::None => "none",
-            ConditionKind::Image => "image",
-            ConditionKind::Inpaint => "inpaint",
-        }
     }
 
     /// Returns the input channels of a network that predicts latents with `out_channels`.

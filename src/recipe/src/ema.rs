@@ -1,73 +1,61 @@
 //! The `[ema]` section: a moving average of the trained weights.
 
-use serde::{Deserialize, Serialize};
+use crate::ResumeEffect;
+use crate::schema::{FRACTION, MANY, POSITIVE, TRAIN, int, word};
 
-/// An exponential moving average (EMA) of the trained weights.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Ema {
-    /// The largest decay: the weight of the old average in an update. 0 turns the average off.
-    pub decay: f64,
-    /// How the decay rises to `decay`.
-    pub warmup: EmaWarmup,
-    /// The divisor of the number of updates with [`EmaWarmup::Power`].
-    pub inv_gamma: f64,
-    /// The exponent with [`EmaWarmup::Power`].
-    pub power: f64,
-    /// The smallest decay after the first averaged update.
-    pub min_decay: f64,
-    /// The number of updates at the beginning in which the average is a copy of the weights.
-    pub after_step: u64,
-    /// The device that holds the average.
-    pub device: EmaDevice,
+section! {
+    /// An exponential moving average (EMA) of the trained weights.
+    pub struct Ema("ema", TRAIN, ResumeEffect::Training) with Default {
+        /// weight of the moving average (EMA) of the trained weights in an update, for example 0.9999; 0: no average
+        pub decay: f64 = 0.0 => FRACTION;
+        /// rise of the decay over updates n = 0, 1, …, at most to ema.decay; none: constant; ratio: (1 + n) / (10 + n), diffusers'
+        /// default; power: 1 - (1 + n / inv_gamma)^-power, its use_ema_warmup; the last two begin with a copy
+        pub warmup: EmaWarmup = EmaWarmup::Ratio => word::<EmaWarmup>();
+        /// divisor of the number of updates, with ema.warmup = "power"
+        pub inv_gamma: f64 = 1.0 => POSITIVE;
+        /// exponent, with ema.warmup = "power": 2/3 for long runs, 3/4 for shorter ones
+        pub power: f64 = 2.0 / 3.0 => POSITIVE;
+        /// smallest decay during the rise
+        pub min_decay: f64 = 0.0 => FRACTION;
+        /// updates in which the average is a copy of the weights; 0: none
+        pub after_step: u64 = 0 => int(0, MANY);
+        /// memory of the average; weights: of the device that has the weights, 4 bytes per trained parameter; cpu: of the node, with a
+        /// copy of the weights from the GPU in each step
+        pub device: EmaDevice = EmaDevice::Weights => word::<EmaDevice>().on_resume(ResumeEffect::None);
+    }
 }
 
-/// How the decay of an average rises.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum EmaWarmup {
-    /// The decay is constant.
-    None,
-    /// `(1 + n) / (10 + n)`, diffusers' default.
-    Ratio,
-    /// `1 - (1 + n / inv_gamma) ^ -power`, diffusers' `use_ema_warmup`.
-    Power,
+words! {
+    /// How the decay of an average rises.
+    pub enum EmaWarmup {
+        /// The decay is constant.
+        None = "none",
+        /// `(1 + n) / (10 + n)`, diffusers' default.
+        Ratio = "ratio",
+        /// `1 - (1 + n / inv_gamma) ^ -power`, diffusers' `use_ema_warmup`.
+        Power = "power",
+    }
 }
 
-/// The device that holds an average.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum EmaDevice {
-    /// The memory of the weights.
-    Weights,
-    /// The memory of the node.
-    Cpu,
+words! {
+    /// The device that holds an average.
+    pub enum EmaDevice {
+        /// The memory of the weights.
+        Weights = "weights",
+        /// The memory of the node.
+        Cpu = "cpu",
+    }
 }
 
-/// Whether a reader of a checkpoint uses the averaged weights.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum UseEma {
-    /// Use the average if the checkpoint has one.
-    Auto,
-    /// Always use the average; a checkpoint without an average is an error.
-    On,
-    /// Never use the average.
-    Off,
-}
-
-impl Default for Ema {
-    /// Returns the values of a recipe that sets none of the keys.
-    fn default() -> Self {
-        Ema {
-            decay: 0.0,
-            warmup: EmaWarmup::Ratio,
-            inv_gamma: 1.0,
-            power: 2.0 / 3.0,
-            min_decay: 0.0,
-            after_step: 0,
-            device: EmaDevice::Weights,
-        }
+words! {
+    /// Whether a reader of a checkpoint uses the averaged weights.
+    pub enum UseEma {
+        /// Use the average if the checkpoint has one.
+        Auto = "auto",
+        /// Always use the average; a checkpoint without an average is an error.
+        On = "on",
+        /// Never use the average.
+        Off = "off",
     }
 }
 

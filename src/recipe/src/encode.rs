@@ -5,110 +5,100 @@ use std::fmt;
 use std::str::FromStr;
 
 use camino::Utf8PathBuf;
-use serde::{Deserialize, Serialize};
 
-use crate::{ComputeDtype, VIDEO_FRAMES};
+use crate::schema::{
+    BOOL, EMBEDDED, ENCODE, ENCODE_AND_SAMPLE, Kind, NOT_NEGATIVE, OPTIONAL_PATH, PATH, SHARE, Spec, int, word,
+};
+use crate::{ComputeDtype, ResumeEffect, VIDEO_FRAMES};
 
-/// The task of a run of the embedded trainer.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Task {
-    /// All ranks train one model together.
-    #[default]
-    Train,
-    /// Each rank encodes clips and captions independently.
-    Encode,
-    /// The ranks make videos from a checkpoint together.
-    Sample,
+words! {
+    /// The task of a run of the embedded trainer.
+    #[derive(Default)]
+    pub enum Task {
+        /// All ranks train one model together.
+        #[default]
+        Train = "train",
+        /// Each rank encodes clips and captions independently.
+        Encode = "encode",
+        /// The ranks make videos from a checkpoint together.
+        Sample = "sample",
+    }
 }
 
 impl Task {
-    /// Every task, in the order of the documentation.
-    pub const ALL: [Task; 3] = [Task::Train, Task::Encode, Task::Sample];
-
-    /// Returns the name in recipes.
-    pub fn name(self) -> &'static str {
-        match self {
-            Task::Train => "train",
-            Task::Encode => "encode",
-            Task::Sample => "sample",
-        }
-    }
-
     /// Returns whether the end of one rank ends the others, because ranks exchange tensors in every step.
     pub fn ranks_depend_on_each_other(self) -> bool {
         self != Task::Encode
     }
 }
 
-/// The VAE, the text encoder and the tokenizer.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Encoders {
-    /// A diffusers folder with `vae/`, `text_encoder/` and `tokenizer/`.
-    pub folder: Utf8PathBuf,
-    /// The dtype of weights and computation.
-    pub dtype: ComputeDtype,
-    /// Whether captions and prompts may contain the scene tokens of ttt-video-dit.
-    pub scene_tokens: bool,
-    /// Whether the VAE works on tiles of a frame.
-    pub tiling: Tiling,
-}
-
-/// The encoders of a recipe that sets none.
-impl Default for Encoders {
-    fn default() -> Self {
-        Self { folder: Utf8PathBuf::new(), dtype: ComputeDtype::Bfloat16, scene_tokens: false, tiling: Tiling::Auto }
+section! {
+    /// The VAE, the text encoder and the tokenizer.
+    pub struct Encoders("encoders", EMBEDDED, ResumeEffect::None) with Default {
+        /// diffusers folder with vae/, text_encoder/ and tokenizer/, such as one that `vidtui fetch zai-org/CogVideoX-5b` makes
+        pub folder: Utf8PathBuf = Utf8PathBuf::new() => OPTIONAL_PATH.needed_by(ENCODE_AND_SAMPLE);
+        /// dtype of the weights and the computation of the VAE and the text encoder
+        pub dtype: ComputeDtype = ComputeDtype::Bfloat16 => Spec::of(Kind::OneOf(&["bfloat16", "float32"]));
+        /// reads <start_scene> and <end_scene> in captions and prompts as one token each, as ttt-video-dit does; false: as any other
+        /// text
+        pub scene_tokens: bool = false => BOOL;
+        /// whether the VAE works on tiles of a frame, which need less memory; auto: only for clips that do not fit into memory as whole
+        /// frames
+        pub tiling: Tiling = Tiling::Auto => word::<Tiling>();
     }
 }
 
-/// When the VAE works on tiles of a frame. Tiles need less memory, and their latents differ slightly from the latents
-/// of whole frames.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Tiling {
-    /// Only for clips that do not fit into memory as whole frames.
-    Auto,
-    /// For every clip.
-    On,
-    /// Never; a clip that does not fit into memory fails.
-    Off,
+words! {
+    /// When the VAE works on tiles of a frame. Tiles need less memory, and their latents differ slightly from the latents
+    /// of whole frames.
+    pub enum Tiling {
+        /// Only for clips that do not fit into memory as whole frames.
+        Auto = "auto",
+        /// For every clip.
+        On = "on",
+        /// Never; a clip that does not fit into memory fails.
+        Off = "off",
+    }
 }
 
-/// The clips, the frames that are taken from them, and where their latents go.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Encode {
-    /// The manifest of the clips, which `vidtui data check` writes.
-    pub manifest: Utf8PathBuf,
-    /// The folder of the data set.
-    pub out: Utf8PathBuf,
-    /// Frames per clip. If frames, height and width are 0, the buckets define the sizes.
-    pub frames: usize,
-    /// The rows of a frame, in pixels.
-    pub height: usize,
-    /// The columns of a frame, in pixels.
-    pub width: usize,
-    /// The rate at which frames are taken, per second; 0: the rate of each clip.
-    pub fps: f64,
-    /// The frames of a clip that are taken.
-    pub mode: FrameMode,
-    /// The distance from one taken frame to the next, in frames, if `fps` is 0.
-    pub stride: usize,
-    /// How a frame with another aspect ratio is fitted.
-    pub crop: CropMode,
-    /// The seed of random frames and crops.
-    pub seed: u64,
-    /// The batch size of the text encoder, in captions.
-    pub batch: usize,
-    /// Tokens of a caption: longer ones are cut, shorter ones padded.
-    pub text_len: usize,
-    /// Clips that each rank decodes ahead of the VAE; 0: the CPU threads of the rank, at least 2.
-    pub decoders: usize,
-    /// Whether clips that failed in an earlier encode into the same folder are retried.
-    pub retry_failed: bool,
-    /// The largest share of the clips that may be dropped, from 0 to 1.
-    pub max_dropped: f64,
+section! {
+    /// The clips, the frames that are taken from them, and where their latents go.
+    pub struct Encode("encode", ENCODE, ResumeEffect::OtherRun) with Default {
+        /// manifest of the clips, which `vidtui data check` writes
+        pub manifest: Utf8PathBuf => PATH;
+        /// folder of the data set: latents, texts and their index; existing latents and texts are reused
+        pub out: Utf8PathBuf => PATH;
+        /// frames per clip: 4k + 1, which the VAE encodes to k + 1 latent frames; 49 for CogVideoX, 81 for 1.5; 0: those of data.buckets
+        pub frames: usize = 0 => int(0, 100_001);
+        /// rows of a frame in pixels, a multiple of 8; 16 for models with 2 × 2 patches; 0: those of data.buckets
+        pub height: usize = 0 => int(0, 16_384);
+        /// columns of a frame in pixels, a multiple of 8; 16 for models with 2 × 2 patches; 0: those of data.buckets
+        pub width: usize = 0 => int(0, 16_384);
+        /// rate at which frames are taken, per second, and rate of folders of frames: 8 for CogVideoX, 16 for 1.5; 0: the rate of each
+        /// clip
+        pub fps: f64 = 0.0 => NOT_NEGATIVE;
+        /// frames of a clip that are taken, by their times: from its head, middle or a random start; every n-th (stride); evenly spread
+        /// (linspace); nearest to the times of fps (time@fps)
+        pub mode: FrameMode = FrameMode::Head => word::<FrameMode>();
+        /// distance between taken frames, in frames, if fps = 0
+        pub stride: usize = 1 => int(1, 1000);
+        /// part of a picture with another aspect ratio that is kept; none: all of it, stretched
+        pub crop: CropMode = CropMode::Center => word::<CropMode>();
+        /// seed of random starts, random crops and the draws of buckets
+        pub seed: u64 = 42 => int(0, i64::MAX);
+        /// captions that the text encoder encodes together; halved where memory is short. The VAE encodes clips one by one
+        pub batch: usize = 1 => int(1, 1024);
+        /// tokens of a caption; longer captions are cut, shorter ones padded
+        pub text_len: usize = 226 => int(1, 4096);
+        /// clips that each rank decodes ahead of the VAE; each needs the memory of its frames; 0: the CPU threads of the rank, at least
+        /// 2
+        pub decoders: usize = 0 => int(0, 256);
+        /// retries clips that failed in an earlier encode into the same folder
+        pub retry_failed: bool = false => BOOL;
+        /// share of the clips that may be dropped, from 0 to 1; an encode that would lose more, by its manifest or by clips that fail,
+        /// is refused, and one without any clip always; 0: no clip may be dropped
+        pub max_dropped: f64 = 0.05 => SHARE;
+    }
 }
 
 /// The reason that an error gives when a number of frames is not 4k + 1. See [`nearest_clip_frames`].
@@ -118,29 +108,6 @@ pub const LATENT_FRAMES: &str = "the VAE makes one latent frame from the first f
 pub fn nearest_clip_frames(frames: usize) -> Option<[usize; 2]> {
     let below = frames.saturating_sub(1) / VIDEO_FRAMES * VIDEO_FRAMES + 1;
     (below != frames).then_some([below, below + VIDEO_FRAMES])
-}
-
-/// The encode settings of a recipe that trains, which are not used.
-impl Default for Encode {
-    fn default() -> Self {
-        Self {
-            manifest: Utf8PathBuf::new(),
-            out: Utf8PathBuf::new(),
-            frames: 0,
-            height: 0,
-            width: 0,
-            fps: 0.0,
-            mode: FrameMode::Head,
-            stride: 1,
-            crop: CropMode::Center,
-            seed: 42,
-            batch: 1,
-            text_len: 226,
-            decoders: 0,
-            retry_failed: false,
-            max_dropped: 0.05,
-        }
-    }
 }
 
 impl Encode {
@@ -155,42 +122,24 @@ impl Encode {
     }
 }
 
-/// The frames of a clip that are taken.
-///
-/// With a rate, the wanted times are `1 / fps` apart, and the frame nearest to each time is taken. If two frames are
-/// equally near, the earlier one is taken. Without a rate, the frames are `stride` frames apart.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum FrameMode {
-    /// From the first frame on.
-    Head,
-    /// Around the middle of the clip.
-    Middle,
-    /// From a random start, drawn from the seed and the clip.
-    Random,
-    /// Every `stride`-th frame from the first one on. Ignores the rate.
-    Stride,
-    /// Evenly over the whole clip, with its first and its last frame. Ignores rate and stride.
-    Linspace,
-    /// From the first frame on at the rate, which must be given.
-    #[serde(rename = "time@fps")]
-    TimeFps,
-}
-
-impl FrameMode {
-    /// All modes.
-    pub const ALL: [Self; 6] = [Self::Head, Self::Middle, Self::Random, Self::Stride, Self::Linspace, Self::TimeFps];
-
-    /// Returns the name in recipes and files.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Head => "head",
-            Self::Middle => "middle",
-            Self::Random => "random",
-            Self::Stride => "stride",
-            Self::Linspace => "linspace",
-            Self::TimeFps => "time@fps",
-        }
+words! {
+    /// The frames of a clip that are taken.
+    ///
+    /// With a rate, the wanted times are `1 / fps` apart, and the frame nearest to each time is taken. If two frames are
+    /// equally near, the earlier one is taken. Without a rate, the frames are `stride` frames apart.
+    pub enum FrameMode {
+        /// From the first frame on.
+        Head = "head",
+        /// Around the middle of the clip.
+        Middle = "middle",
+        /// From a random start, drawn from the seed and the clip.
+        Random = "random",
+        /// Every `stride`-th frame from the first one on. Ignores the rate.
+        Stride = "stride",
+        /// Evenly over the whole clip, with its first and its last frame. Ignores rate and stride.
+        Linspace = "linspace",
+        /// From the first frame on at the rate, which must be given.
+        TimeFps = "time@fps",
     }
 }
 
@@ -211,29 +160,15 @@ impl FromStr for FrameMode {
     }
 }
 
-/// How a frame with another aspect ratio is fitted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum CropMode {
-    /// Scaled until it covers the picture; the same amount is cut off on both sides.
-    Center,
-    /// Scaled until it covers the picture; the seed and the clip choose the part that is kept.
-    Random,
-    /// Stretched: the whole frame in another aspect ratio.
-    None,
-}
-
-impl CropMode {
-    /// All modes.
-    pub const ALL: [Self; 3] = [Self::Center, Self::Random, Self::None];
-
-    /// Returns the name in recipes and files.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Center => "center",
-            Self::Random => "random",
-            Self::None => "none",
-        }
+words! {
+    /// How a frame with another aspect ratio is fitted.
+    pub enum CropMode {
+        /// Scaled until it covers the picture; the same amount is cut off on both sides.
+        Center = "center",
+        /// Scaled until it covers the picture; the seed and the clip choose the part that is kept.
+        Random = "random",
+        /// Stretched: the whole frame in another aspect ratio.
+        None = "none",
     }
 }
 
@@ -242,7 +177,7 @@ mod tests {
     use camino::Utf8Path;
 
     use super::*;
-    use crate::{Key, Recipe, RecipeError, RecipeErrorKind, Resolved, SCHEMA, TrainerKind, load};
+    use crate::{JobKind, Key, Recipe, RecipeError, RecipeErrorKind, Resolved, load};
 
     fn encode(sets: &[&str]) -> Result<Resolved, RecipeError> {
         let sets: Vec<_> = sets.iter().map(|set| set.to_string()).collect();
@@ -282,13 +217,9 @@ mod tests {
     }
 
     #[test]
-    fn every_key_is_read_by_a_task_or_by_commands() {
-        for key in SCHEMA {
-            let by_task = Task::ALL.iter().any(|task| key.is_for(*task, TrainerKind::Embedded));
-            assert!(by_task || key.is_for(Task::Train, TrainerKind::Command), "{}", key.path);
-        }
+    fn encoding_and_sampling_need_the_folder_of_the_encoders() {
         let folder = Key::find("encoders.folder").unwrap();
-        assert_eq!(Task::ALL.map(|task| folder.is_needed(task)), [false, true, true]);
+        assert_eq!(JobKind::ALL.map(|job| folder.is_needed(job)), [false, true, true, false]);
     }
 
     #[test]

@@ -3,32 +3,35 @@
 use std::collections::BTreeMap;
 
 use camino::Utf8PathBuf;
-use serde::{Deserialize, Serialize};
 
-/// The environment of every rank.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Env {
-    /// Sets of variables. A later preset overrides an earlier one.
-    pub presets: Vec<EnvPreset>,
-    /// Variables, which override the presets.
-    pub variables: BTreeMap<String, String>,
-    /// A file of secret variables; empty for none.
-    pub secrets: Utf8PathBuf,
+use crate::ResumeEffect;
+use crate::schema::{EVERY_JOB, Kind, OPTIONAL_PATH, Spec, words_of};
+
+section! {
+    /// The environment of every rank.
+    pub struct Env("env", EVERY_JOB, ResumeEffect::None) with Default {
+        /// sets of environment variables: nccl_infiniband, nccl_ethernet, nccl_debug, nccl_shared_gpus (several ranks on a GPU, to try a
+        /// mesh)
+        pub presets: Vec<EnvPreset> = Vec::new() => words_of::<EnvPreset>();
+        /// environment variables of every rank; they override the presets
+        pub variables: BTreeMap<String, String> = BTreeMap::new() => Spec::of(Kind::Variables);
+        /// file of KEY=value lines for the environment, readable by its owner only (chmod 600); vidtui never writes or shows the values
+        pub secrets: Utf8PathBuf = Utf8PathBuf::new() => OPTIONAL_PATH;
+    }
 }
 
-/// A set of variables for one kind of cluster.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum EnvPreset {
-    /// Nodes with NVLink inside a node and InfiniBand adapters between nodes. NCCL finds adapters and interfaces by itself.
-    NcclInfiniband,
-    /// Nodes without RDMA: NCCL uses TCP.
-    NcclEthernet,
-    /// NCCL's log, for the first start on a new cluster.
-    NcclDebug,
-    /// More ranks than GPUs, which share them: a way to try a mesh, not to train. Needs NCCL 2.30.
-    NcclSharedGpus,
+words! {
+    /// A set of variables for one kind of cluster.
+    pub enum EnvPreset {
+        /// Nodes with NVLink inside a node and InfiniBand adapters between nodes. NCCL finds adapters and interfaces by itself.
+        NcclInfiniband = "nccl_infiniband",
+        /// Nodes without RDMA: NCCL uses TCP.
+        NcclEthernet = "nccl_ethernet",
+        /// NCCL's log, for the first start on a new cluster.
+        NcclDebug = "nccl_debug",
+        /// More ranks than GPUs, which share them: a way to try a mesh, not to train. Needs NCCL 2.30.
+        NcclSharedGpus = "nccl_shared_gpus",
+    }
 }
 
 /// The variable with which NCCL (2.30 and newer) lets several ranks use one GPU.

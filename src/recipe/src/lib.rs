@@ -7,6 +7,9 @@
 //!
 //! The crate reads only the files that it is given.
 
+#[macro_use]
+mod declare;
+
 mod buckets;
 mod check;
 mod command;
@@ -21,6 +24,7 @@ mod file;
 mod fit;
 mod fit_memory;
 mod flat;
+mod job;
 mod limits;
 mod load;
 mod lora;
@@ -61,6 +65,7 @@ pub use file::first_comment;
 pub use fit::MeshFit;
 pub use fit_memory::MemoryFit;
 pub use flat::{Flat, SHARD_ALIGNMENT, SLOT_ALIGNMENT};
+pub use job::JobKind;
 pub use limits::{OnFailure, RunSettings, TimeLimit};
 pub use load::{Origin, Resolved, SettingRow, Settings, load, load_text, recipe_files};
 pub use lora::{Lora, LoraInit, NoSuchLayer};
@@ -80,7 +85,7 @@ pub use sample::{
     decoded_frames, latent_frames,
 };
 pub use schedule::{Anneal, ClipRule, LrSchedule, Warmup};
-pub use schema::{Bounds, DefaultValue, Key, Kind, MOST_STEPS, SCHEMA};
+pub use schema::{Bounds, Key, Kind, MOST_STEPS, SCHEMA};
 pub use secrets::Secrets;
 pub use show::{default_settings, shown_settings};
 pub use slab::{ALIGNMENT, Place, Slab};

@@ -5,47 +5,38 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// The start settings and the time limit of an attempt, and the reaction to its failure.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct RunSettings {
-    /// The time limit of an attempt. The attempt saves and stops before the limit.
-    pub time_limit: TimeLimit,
-    /// Whether a launch copies the trainer to nodes that lack it or have another version.
-    pub push_trainer: bool,
-    /// The reaction to a failed attempt.
-    pub on_failure: OnFailure,
-    /// The largest number of automatic resumes within an hour.
-    pub heals_per_hour: u64,
-    /// The number of nodes at the end of the hostfile that a launch leaves free, to replace failed nodes.
-    pub spares: usize,
-    /// Whether a resume after a failure may use fewer nodes, with the same global batch.
-    pub shrink: bool,
-}
+use crate::ResumeEffect;
+use crate::schema::{BOOL, EMBEDDED, Kind, MANY, Spec, int, word};
 
-/// The settings of a recipe without a `[run]` section.
-impl Default for RunSettings {
-    fn default() -> Self {
-        RunSettings {
-            time_limit: TimeLimit(None),
-            push_trainer: false,
-            on_failure: OnFailure::Stop,
-            heals_per_hour: 4,
-            spares: 0,
-            shrink: false,
-        }
+section! {
+    /// The start settings and the time limit of an attempt, and the reaction to its failure.
+    pub struct RunSettings("run", EMBEDDED, ResumeEffect::None) with Default {
+        /// time limit of an attempt, such as 90s, 4h or 1d12h; the attempt saves and stops before it
+        pub time_limit: TimeLimit = TimeLimit(None) => Spec::of(Kind::Time);
+        /// copies the trainer to nodes that lack it or have another version, as --push does
+        pub push_trainer: bool = false => BOOL;
+        /// what happens when an attempt fails; resume: it continues from the newest checkpoint, without the node that failed if others
+        /// can replace it
+        pub on_failure: OnFailure = OnFailure::Stop => word::<OnFailure>();
+        /// maximum number of resumes after failures within an hour; run.on_failure = "resume"
+        pub heals_per_hour: u64 = 4 => int(1, 1000);
+        /// number of nodes at the end of the hostfile that are kept to replace failed nodes
+        pub spares: usize = 0 => int(0, MANY);
+        /// resumes on fewer nodes after a failure, with the same global batch, if too few are left
+        pub shrink: bool = false => BOOL;
     }
 }
 
-/// The reaction to a failed attempt.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum OnFailure {
-    /// The run stays as it is until a user resumes it.
-    #[default]
-    Stop,
-    /// The supervisor resumes the run from its newest checkpoint.
-    Resume,
+words! {
+    /// The reaction to a failed attempt.
+    #[derive(Default)]
+    pub enum OnFailure {
+        /// The run stays as it is until a user resumes it.
+        #[default]
+        Stop = "stop",
+        /// The supervisor resumes the run from its newest checkpoint.
+        Resume = "resume",
+    }
 }
 
 /// A duration or none: `"1h30m"`, `"none"`.

@@ -12,7 +12,7 @@ use crate::name::{is_name, name_of};
 use crate::nearest::{instead_of, sections};
 use crate::schema::REMOVED;
 use crate::value;
-use crate::{Key, Recipe, RecipeError, RecipeErrorKind, SCHEMA, Task, TrainerKind, check};
+use crate::{JobKind, Key, Recipe, RecipeError, RecipeErrorKind, SCHEMA, Task, check};
 
 /// A recipe with the origin of each value.
 #[derive(Debug, Clone, PartialEq)]
@@ -292,22 +292,21 @@ impl Settings {
 
     /// Returns the keys that the recipe's trainer reads for its task.
     pub fn keys(&self) -> impl Iterator<Item = &'static Key> {
-        let (task, trainer) = (self.task(), self.trainer());
-        SCHEMA.iter().filter(move |key| key.is_for(task, trainer))
+        let job = self.job();
+        SCHEMA.iter().filter(move |key| key.is_for(job))
     }
 
     /// Returns every key that the recipe's trainer reads, with its value or default.
     pub fn rows(&self) -> Vec<SettingRow> {
         let row = |key: &'static Key| {
-            let default = || key.default.map(|default| default.value());
             let (value, origin) = match self.set.get(key.path) {
                 Some((value, origin)) => (Some(value.clone()), origin.clone()),
-                None => (default(), Origin::Default),
+                None => (key.default_value(), Origin::Default),
             };
             SettingRow { key: key.path, value: value.as_ref().map(value::shown), origin }
         };
         let is_replaced = |key: &&Key| {
-            let other = key.alternative().and_then(|other| self.set.get(other));
+            let other = key.alternative.and_then(|other| self.set.get(other));
             other.is_some_and(|(value, _)| is_given(value)) && !self.set.contains_key(key.path)
         };
         self.keys().filter(|key| key.default.is_some() || !is_replaced(key)).map(row).collect()
@@ -383,7 +382,7 @@ impl Settings {
     /// Sets a key. A table is merged with the previous table. A key replaces its alternative, unless the same file
     /// sets both.
     fn insert(&mut self, key: &'static Key, value: Value, origin: Origin) {
-        if let Some(other) = key.alternative().filter(|_| is_given(&value))
+        if let Some(other) = key.alternative.filter(|_| is_given(&value))
             && self.set.get(other).is_some_and(|(_, before)| !before.is_beside(&origin))
         {
             self.set.remove(other);
@@ -398,29 +397,21 @@ impl Settings {
         self.set.insert(key.path.to_owned(), (value, origin));
     }
 
-    /// Returns the kind of trainer that the recipe is for.
-    fn trainer(&self) -> TrainerKind {
-        match self.set.get("trainer") {
-            Some((Value::String(word), _)) if word == "command" => TrainerKind::Command,
-            _ => TrainerKind::Embedded,
-        }
+    /// Returns the job of the recipe.
+    fn job(&self) -> JobKind {
+        let word = |key: &str| self.set.get(key).and_then(|(value, _)| value.as_str());
+        JobKind::of_words(word("trainer"), word("task"))
     }
 
-    /// Returns the task of the recipe. The task of a command is always [`Task::Train`].
-    fn task(&self) -> Task {
-        let word = self.set.get("task").and_then(|(value, _)| value.as_str());
-        let task = Task::ALL.into_iter().find(|task| Some(task.name()) == word);
-        task.filter(|_| self.trainer() == TrainerKind::Embedded).unwrap_or_default()
-    }
-
-    /// Rejects keys that the recipe's trainer does not read for its task.
-    fn check_keys(&self, task: Task, trainer: TrainerKind) -> Result<(), RecipeError> {
-        let foreign = SCHEMA.iter().find(|key| !key.is_for(task, trainer) && self.set.contains_key(key.path));
+    /// Rejects keys that the recipe's job does not read.
+    fn check_keys(&self, job: JobKind) -> Result<(), RecipeError> {
+        let foreign = SCHEMA.iter().find(|key| !key.is_for(job) && self.set.contains_key(key.path));
         let Some(key) = foreign else { return Ok(()) };
         let place = self.set[key.path].1.place(key.path, &self.path);
-        Err(match trainer {
-            TrainerKind::Embedded if !key.tasks().is_empty() => {
-                let tasks: Vec<_> = key.tasks().iter().map(|task| format!("task = \"{}\"", task.name())).collect();
+        let tasks: Vec<_> = key.jobs.iter().filter_map(|job| job.task()).map(Task::name).collect();
+        Err(match job.task() {
+            Some(task) if !tasks.is_empty() => {
+                let tasks: Vec<_> = tasks.iter().map(|task| format!("task = \"{task}\"")).collect();
                 self.error(
                     RecipeErrorKind::WrongTask,
                     format!(
@@ -431,12 +422,12 @@ impl Settings {
                     format!("remove the key, or write {} above all sections", tasks[0]),
                 )
             }
-            TrainerKind::Embedded => self.error(
+            Some(_) => self.error(
                 RecipeErrorKind::WrongTrainer,
                 format!("{place}: this key needs trainer = \"command\", and the recipe uses the embedded trainer"),
                 "write trainer = \"command\" above all sections, or remove the section [command]".into(),
             ),
-            TrainerKind::Command => self.error(
+            None => self.error(
                 RecipeErrorKind::WrongTrainer,
                 format!("{place}: this key applies to the embedded trainer, and the recipe runs a command"),
                 "remove the key, and pass the setting to your program in command.run".into(),
@@ -461,8 +452,8 @@ impl Settings {
 
     /// Fills in defaults and builds the recipe.
     fn finish(mut self, name: &str) -> Result<Resolved, RecipeError> {
-        let (task, trainer) = (self.task(), self.trainer());
-        self.check_keys(task, trainer)?;
+        let job = self.job();
+        self.check_keys(job)?;
         // Buckets give each clip of an encode its size.
         let has_buckets =
             self.set.get("data.buckets").and_then(|(value, _)| value.as_array()).is_some_and(|list| !list.is_empty());
@@ -473,8 +464,8 @@ impl Settings {
             value.is_some_and(|value| value.as_str() != Some("") && !(is_size(key) && value.as_integer() == Some(0)))
         };
         let is_missing = |key: &&Key| {
-            let replaced = key.alternative().and_then(|other| self.set.get(other)).is_some_and(|set| is_given(&set.0));
-            key.is_for(task, trainer) && (key.is_needed(task) || is_size(key)) && !is_set(key) && !replaced
+            let replaced = key.alternative.and_then(|other| self.set.get(other)).is_some_and(|set| is_given(&set.0));
+            key.is_for(job) && (key.is_needed(job) || is_size(key)) && !is_set(key) && !replaced
         };
         let missing: Vec<_> = SCHEMA.iter().filter(is_missing).collect();
         if let Some(first) = missing.first() {
@@ -489,12 +480,11 @@ impl Settings {
         let mut table = toml::Table::new();
         let mut origins = BTreeMap::new();
         for key in SCHEMA {
-            if key.default.is_none() && key.alternative().is_some() && !self.set.contains_key(key.path) {
+            if key.default.is_none() && key.alternative.is_some() && !self.set.contains_key(key.path) {
                 origins.insert(key.path.to_owned(), Origin::Default);
                 continue;
             }
-            let default =
-                || (key.default.map_or_else(|| value::unread(key.kind), |default| default.value()), Origin::Default);
+            let default = || (key.default_value().unwrap_or_else(|| value::unread(key.kind)), Origin::Default);
             let (mut value, origin) = self.set.remove(key.path).unwrap_or_else(default);
             if key.path == "name" && value.as_str() == Some("") {
                 value = Value::String(if is_name(name) { name.to_owned() } else { "unnamed".to_owned() });
@@ -508,8 +498,9 @@ impl Settings {
             }
             origins.insert(key.path.to_owned(), origin);
         }
-        let recipe: Recipe =
-            table.try_into().expect("SCHEMA and the types agree: the_schema_lists_the_keys_of_the_types tests it");
+        let recipe: Recipe = table
+            .try_into()
+            .expect("the keys and the types are of one declaration, and a default is a value of its key");
         Ok(Resolved { table: recipe.to_table(), recipe, origins })
     }
 }
@@ -659,7 +650,7 @@ mod tests {
     #[test]
     fn a_recipe_for_a_command_has_only_the_keys_that_apply_to_commands() {
         let Resolved { recipe, table, .. } = valid("command.toml", &["env.variables.HF_HOME=/hf"]).unwrap();
-        assert_eq!(recipe.trainer, TrainerKind::Command);
+        assert_eq!(recipe.job(), JobKind::Command);
         let variables: Vec<_> = recipe.env.all();
         let of = |name: &str| variables.iter().find(|(n, _)| n == name).map(|(_, value)| value.as_str());
         assert_eq!(
@@ -707,7 +698,7 @@ mod tests {
             keys.retain(|key| !key.starts_with("env.variables."));
             let mut schema: Vec<_> = SCHEMA.iter().map(|key| key.path.to_owned()).collect();
             keys.sort();
-            schema.retain(|key| Key::find(key).unwrap().is_for(recipe.task, recipe.trainer));
+            schema.retain(|key| Key::find(key).unwrap().is_for(recipe.job()));
             schema.sort();
             assert_eq!(keys, schema, "{name}");
         }
@@ -715,15 +706,9 @@ mod tests {
 
     #[test]
     fn every_default_is_a_value_of_its_key() {
-        for key in SCHEMA.iter().filter(|key| key.default != Some(crate::DefaultValue::Str(""))) {
-            if let Some(default) = key.default {
-                assert_eq!(
-                    value::accept(key, &default.value()).map_err(|bad| bad.why),
-                    Ok(default.value()),
-                    "{}",
-                    key.path
-                );
-            }
+        for key in SCHEMA {
+            let Some(default) = key.default_value().filter(|default| default.as_str() != Some("")) else { continue };
+            assert_eq!(value::accept(key, &default).map_err(|bad| bad.why), Ok(default), "{}", key.path);
         }
     }
 

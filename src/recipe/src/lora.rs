@@ -5,39 +5,42 @@
 
 use camino::{Utf8Path, Utf8PathBuf};
 use regex::Regex;
-use serde::{Deserialize, Serialize};
 
 use crate::nearest::by_likeness;
-use crate::{FsdpUnit, Model, ParamInit, ParamRole, ParamSpec, Split, param_specs};
+use crate::resume::TENSORS;
+use crate::schema::{BOOL, FRACTION, NOT_NEGATIVE, OPTIONAL_PATH, TEXTS, TRAIN, TRAIN_AND_SAMPLE, int, word};
+use crate::{FsdpUnit, Model, ParamInit, ParamRole, ParamSpec, ResumeEffect, Split, param_specs};
 
-/// The adapters of a model. An adapted layer computes `W x + b + scale · B (A x)`, with `A [rank, in]` and `B [out, rank]`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Lora {
-    /// The rank of every adapter; 0: no adapters.
-    pub rank: usize,
-    /// Alpha: adapters are scaled by alpha / rank. 0 means alpha = rank.
-    pub alpha: f64,
-    /// The layers that have an adapter: groups, layer names, or regular expressions of layer names; empty: attention.
-    pub targets: Vec<String>,
-    /// The probability that an input of A is dropped in training, from 0 to less than 1.
-    pub dropout: f64,
-    /// Whether the scale is alpha / √rank instead of alpha / rank (rsLoRA).
-    pub rslora: bool,
-    /// The initial values of A; B starts at zero.
-    pub init: LoraInit,
-    /// The adapter that training starts from, instead of initial values; empty for none.
-    pub from: Utf8PathBuf,
+section! {
+    /// The adapters of a model. An adapted layer computes `W x + b + scale · B (A x)`, with `A [rank, in]` and `B [out, rank]`.
+    pub struct Lora("lora", TRAIN_AND_SAMPLE, TENSORS) with Default {
+        /// rank of the adapters (LoRA) that are trained beside the weights; 0: no adapters
+        pub rank: usize = 0 => int(0, 4096);
+        /// adapters are scaled by alpha / rank; 0: the rank, which scales by 1
+        pub alpha: f64 = 0.0 => NOT_NEGATIVE;
+        /// layers with an adapter: attention, feed_forward, ttt, modulation, names of layers here or in diffusers (to_q), or regular
+        /// expressions of whole names; default: attention
+        pub targets: Vec<String> = Vec::new() => TEXTS;
+        /// probability that an input of an adapter is dropped in training, as lora_dropout of PEFT; less than 1; 0: never
+        pub dropout: f64 = 0.0 => FRACTION.read_by(TRAIN).on_resume(ResumeEffect::Training);
+        /// scales adapters by alpha / sqrt(rank) instead (rsLoRA)
+        pub rslora: bool = false => BOOL;
+        /// initial values of A, as in PEFT; kaiming: uniform within 1 / sqrt(inputs); gaussian: normal, 1 / rank; B starts at zero
+        pub init: LoraInit = LoraInit::Kaiming => word::<LoraInit>();
+        /// adapter that training starts from instead of lora.init: a file of diffusers, PEFT or kohya, or the folder of a run or a
+        /// checkpoint of adapters
+        pub from: Utf8PathBuf = Utf8PathBuf::new() => OPTIONAL_PATH.read_by(TRAIN);
+    }
 }
 
-/// The initial values of A.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum LoraInit {
-    /// Uniform within ±1/√in.
-    Kaiming,
-    /// Normal with a standard deviation of 1 / rank.
-    Gaussian,
+words! {
+    /// The initial values of A.
+    pub enum LoraInit {
+        /// Uniform within ±1/√in.
+        Kaiming = "kaiming",
+        /// Normal with a standard deviation of 1 / rank.
+        Gaussian = "gaussian",
+    }
 }
 
 /// Groups of layers that `lora.targets` can name, and the layers of a block in each.
@@ -47,21 +50,6 @@ const GROUPS: [(&str, &[&str]); 4] = [
     ("ttt", &["ttt.q", "ttt.k", "ttt.v", "ttt.o"]),
     ("modulation", &["norm1.linear", "norm2.linear"]),
 ];
-
-impl Default for Lora {
-    /// Returns the section of a recipe without adapters.
-    fn default() -> Self {
-        Lora {
-            rank: 0,
-            alpha: 0.0,
-            targets: Vec::new(),
-            dropout: 0.0,
-            rslora: false,
-            init: LoraInit::Kaiming,
-            from: Utf8PathBuf::new(),
-        }
-    }
-}
 
 impl Lora {
     /// Returns whether the model has adapters.

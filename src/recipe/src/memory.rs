@@ -1,39 +1,42 @@
 //! The `[memory]` section: which frozen weights stay gathered, and which tensors are swapped or offloaded from the device.
 
 use camino::{Utf8Path, Utf8PathBuf};
-use serde::{Deserialize, Serialize};
 
-use crate::{ComputeDtype, Device, Fused, Layer, Recipe, Remat, TttScan};
+use crate::schema::{BOOL, OPTIONAL_PATH, TRAIN, int, word};
+use crate::{ComputeDtype, Device, Fused, Layer, Recipe, Remat, ResumeEffect, TttScan};
 
-/// Which frozen weights a rank keeps gathered, and which tensors it keeps in a backing store outside its device (block swap and
-/// offload).
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct MemorySettings {
-    /// The number of blocks whose weights and gradients are in the backing store. Each is fetched before it is used.
-    pub block_swap: usize,
-    /// The number of blocks whose frozen weights stay gathered between uses, with `mesh.dp_shard` > 1.
-    pub keep_gathered: usize,
-    /// Whether the optimizer's state is in the backing store.
-    pub optimizer_offload: bool,
-    /// Whether the saved inputs of blocks are in the backing store between the forward and the backward pass.
-    pub activation_offload: bool,
-    /// The backing store.
-    pub store: OffloadStore,
-    /// The folder for the files of [`OffloadStore::File`]. Empty: the folder for temporary files on each node.
-    pub folder: Utf8PathBuf,
+section! {
+    /// Which frozen weights a rank keeps gathered, and which tensors it keeps in a backing store outside its device (block swap and
+    /// offload).
+    pub struct MemorySettings("memory", TRAIN, ResumeEffect::None) with Default {
+        /// blocks whose weights and gradients are kept outside the memory of the device; each is fetched while the block before it
+        /// computes; 0: none
+        pub block_swap: usize = 0 => int(0, 10_000);
+        /// blocks whose frozen weights stay gathered between uses, with mesh.dp_shard > 1, for example the base of adapters; takes their
+        /// whole size on each rank; 0: none
+        pub keep_gathered: usize = 0 => int(0, 10_000);
+        /// keeps the optimizer's state outside the memory of the device; the update fetches one block at a time
+        pub optimizer_offload: bool = false => BOOL;
+        /// keeps the saved inputs of blocks outside the memory of the device between the forward and the backward pass
+        pub activation_offload: bool = false => BOOL;
+        /// memory beside that of the device; host: of the node, page-locked (GPUs only); file: files on a disk of the node, which end
+        /// with the rank (CPU only); auto: host for ranks on GPUs, file for ranks on the CPU
+        pub store: OffloadStore = OffloadStore::Auto => word::<OffloadStore>();
+        /// folder of the files of memory.store, on a disk of each node, not on tmpfs; default: $TMPDIR or /tmp
+        pub folder: Utf8PathBuf = Utf8PathBuf::new() => OPTIONAL_PATH;
+    }
 }
 
-/// The backing store: where offloaded tensors are kept.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum OffloadStore {
-    /// [`OffloadStore::Host`] for ranks on GPUs, [`OffloadStore::File`] for ranks on the CPU.
-    Auto,
-    /// Page-locked memory of the node.
-    Host,
-    /// Files on a disk of the node.
-    File,
+words! {
+    /// The backing store: where offloaded tensors are kept.
+    pub enum OffloadStore {
+        /// [`OffloadStore::Host`] for ranks on GPUs, [`OffloadStore::File`] for ranks on the CPU.
+        Auto = "auto",
+        /// Page-locked memory of the node.
+        Host = "host",
+        /// Files on a disk of the node.
+        File = "file",
+    }
 }
 
 /// The share of the free memory of a node that offloaded tensors may take: the kernel, data and saves need the rest.
@@ -42,20 +45,6 @@ pub const OFFLOAD_SHARE: f64 = 0.9;
 /// The hint for an error when the store of a node has too little space for its ranks.
 pub const OFFLOAD_FIX: &str = "lower memory.block_swap, use more nodes (mesh.dp_shard), or free some space; \
     `vidtui check RECIPE --fit-memory SIZE` proposes other settings";
-
-impl Default for MemorySettings {
-    /// Returns the values of a recipe that sets none of the keys.
-    fn default() -> Self {
-        MemorySettings {
-            block_swap: 0,
-            keep_gathered: 0,
-            optimizer_offload: false,
-            activation_offload: false,
-            store: OffloadStore::Auto,
-            folder: Utf8PathBuf::new(),
-        }
-    }
-}
 
 impl OffloadStore {
     /// Returns the store that a rank on a GPU or on the CPU uses; never [`OffloadStore::Auto`].
@@ -139,12 +128,6 @@ impl Remat {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_default_is_that_of_the_schema() {
-        let path = "../../tests/fixtures/configs/valid/minimal.toml";
-        assert_eq!(crate::load(path.into(), &[]).unwrap().recipe.memory, MemorySettings::default());
-    }
 
     #[test]
     fn swapped_blocks_are_spread_evenly() {

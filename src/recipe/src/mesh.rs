@@ -2,25 +2,26 @@
 
 use std::fmt;
 
-use serde::{Deserialize, Serialize};
 use units::counted;
 
-use crate::{RecipeError, RecipeErrorKind};
+use crate::schema::{ALL_BUT_ENCODE, EVERY_JOB, int};
+use crate::{RecipeError, RecipeErrorKind, ResumeEffect};
 
-/// The arrangement of a run's ranks: `dp_replicate` replicas of the model, each split over `dp_shard` × `tp` ranks.
-///
-/// The last axis is innermost: the ranks of a TP group, which communicate most, are consecutive, so that they share a
-/// node.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Mesh {
-    /// The number of replicas of the model. Gradients are averaged over them.
-    pub dp_replicate: usize,
-    /// The number of ranks over which the parameters of one replica are sharded. Each trains on its own samples (FSDP).
-    pub dp_shard: usize,
-    /// The number of ranks over which each layer is split. They train on the same samples (TP).
-    #[serde(default = "one")]
-    pub tp: usize,
+section! {
+    /// The arrangement of a run's ranks: `dp_replicate` replicas of the model, each split over `dp_shard` × `tp` ranks.
+    ///
+    /// The last axis is innermost: the ranks of a TP group, which communicate most, are consecutive, so that they share a
+    /// node.
+    #[derive(Copy, Eq)]
+    pub struct Mesh("mesh", ALL_BUT_ENCODE, ResumeEffect::Rounding) {
+        /// replicas of the model (data parallel)
+        pub dp_replicate: usize = 1 => int(1, 100_000).read_by(EVERY_JOB);
+        /// ranks that the parameters of one replica are sharded over (FSDP)
+        pub dp_shard: usize = 1 => int(1, 100_000);
+        /// ranks that the heads and hidden units of every block are split over, on the same samples (tensor parallel)
+        #[serde(default = "one")]
+        pub tp: usize = 1 => int(1, 1024);
+    }
 }
 
 fn one() -> usize {

@@ -2,7 +2,7 @@
 
 use toml::{Table, Value};
 
-use crate::{Model, RecipeError, RecipeErrorKind, SCHEMA, value};
+use crate::{Model, RecipeError, RecipeErrorKind, value};
 
 impl Model {
     /// Reads the `[model]` section of a recipe, which files beside weights contain.
@@ -14,14 +14,14 @@ impl Model {
     /// When a value is not valid, or a key without a default is missing.
     pub fn from_table(table: &Table) -> Result<Model, RecipeError> {
         let mut complete = Table::new();
-        for key in SCHEMA {
-            let ("model", name) = key.parts() else { continue };
+        for key in Model::KEYS {
+            let name = key.parts().1;
             let error = |kind, why, fix| RecipeError::new(kind, "cannot use [model]", why, fix).key(key.path);
             let value = match table.get(name) {
                 Some(given) => value::accept(key, given).map_err(|bad| {
                     error(RecipeErrorKind::InvalidValue, format!("{}: {}", key.path, bad.why), bad.fix)
                 })?,
-                None => key.default.map(|default| default.value()).ok_or_else(|| {
+                None => key.default_value().ok_or_else(|| {
                     error(
                         RecipeErrorKind::MissingKey,
                         format!("{} is not set", key.path),
@@ -31,7 +31,7 @@ impl Model {
             };
             complete.insert(name.to_owned(), value);
         }
-        Ok(Value::Table(complete).try_into().expect("SCHEMA and the type agree: a test in load.rs compares them"))
+        Ok(Value::Table(complete).try_into().expect("Model::KEYS and the type are of one declaration"))
     }
 
     /// Returns the keys of the noise schedule and of positions in which the model differs from the `[model]` section of

@@ -1,108 +1,109 @@
 //! The `[optimizer]` section: the optimizer, its learning rates and gradient clipping.
 
-use crate::{Anneal, ClipRule, LrSchedule, ParamInit, ParamSpec, Pattern, Warmup};
 use serde::{Deserialize, Serialize};
 
-/// The optimizer, its learning rates and gradient clipping.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Optimizer {
-    /// The algorithm.
-    pub kind: OptimizerKind,
-    /// Peak learning rate of all parameters outside TTT layers.
-    pub lr: f64,
-    /// Peak learning rate of TTT layers and their gates.
-    pub lr_ttt: f64,
-    /// Learning rate at the last step, for both schedules.
-    pub lr_end: f64,
-    /// The schedule of `lr`.
-    pub schedule: LrSchedule,
-    /// The schedule of `lr_ttt`.
-    pub schedule_ttt: LrSchedule,
-    /// Steps over which both rates rise to their peaks.
-    pub warmup_steps: u64,
-    /// The rates during the warm-up.
-    pub warmup: Warmup,
-    /// The learning rate that the warm-up begins from.
-    pub warmup_lr: f64,
-    /// The number of waves of a cosine schedule, or of half waves of one with restarts; 0: half a wave, or one half wave.
-    pub cycles: f64,
-    /// The exponent of polynomial schedules.
-    pub power: f64,
-    /// Steps in which the rate falls to `lr_end`, for schedules with a cooldown ([`LrSchedule::has_cooldown`]).
-    pub cooldown_steps: u64,
-    /// The curve of one-cycle schedules and of a cooldown.
-    pub anneal: Anneal,
-    /// Decay rate of the first moment.
-    pub beta1: f64,
-    /// Decay rate of the first moment at the peak of a one-cycle schedule; 0: always `beta1`.
-    pub beta1_low: f64,
-    /// Decay rate of the second moment.
-    pub beta2: f64,
-    /// Added to the denominator of the update.
-    pub eps: f64,
-    /// Decoupled weight decay, for parameters that are neither biases nor norms.
-    pub weight_decay: f64,
-    /// Whether weight decay applies to the gates of TTT layers.
-    pub decay_gates: bool,
-    /// Maximum norm of the gradient over all parameters; 0: no clipping.
-    pub clip_norm: f64,
-    /// How the maximum norm changes over the steps.
-    pub clip_rule: ClipRule,
-    /// The first maximum, as a multiple of `clip_norm`, for [`ClipRule::Decaying`].
-    pub clip_start_ratio: f64,
-    /// Steps until the maximum has fallen to `clip_norm`, for [`ClipRule::Decaying`].
-    pub clip_start_steps: u64,
-    /// The exponent of Adafactor's decay of the second moment: `1 - step ^ -decay`.
-    pub adafactor_decay: f64,
-    /// Adafactor's ε of the second moment.
-    pub adafactor_eps1: f64,
-    /// Adafactor's smallest root mean square of a tensor's weights, which multiplies the rate.
-    pub adafactor_eps2: f64,
-    /// Adafactor's largest root mean square of an update.
-    pub adafactor_clip: f64,
-    /// Prodigy's first estimate of the distance between the initial and the optimal weights.
-    pub prodigy_d0: f64,
-    /// The factor that multiplies Prodigy's estimates.
-    pub prodigy_d_coef: f64,
-    /// The largest factor by which Prodigy's estimate grows in a step; 0: no limit.
-    pub prodigy_growth: f64,
-    /// The decay rate of the sums from which Prodigy computes its estimate; 0: the square root of `beta2`.
-    pub prodigy_beta3: f64,
-    /// Whether Prodigy corrects the bias of its moments.
-    pub prodigy_bias_correction: bool,
-    /// Whether Prodigy leaves the learning rate out of the denominator of its estimate, for runs with a warm-up.
-    pub prodigy_safeguard_warmup: bool,
-    /// Rates and weight decay of parameters by name. The first group that matches applies.
-    pub groups: Vec<OptimizerGroup>,
+use crate::resume::STATE;
+use crate::schema::{BOOL, FRACTION, Kind, MANY, NOT_NEGATIVE, POSITIVE, Spec, TRAIN, int, word};
+use crate::{Anneal, ClipRule, LrSchedule, ParamInit, ParamSpec, Pattern, ResumeEffect, Warmup};
+
+section! {
+    /// The optimizer, its learning rates and gradient clipping.
+    pub struct Optimizer("optimizer", TRAIN, ResumeEffect::Training) with Default {
+        /// optimizer, with the size of its state per trained parameter: adamw (8 bytes), adamw8bit (2.03 bytes), adafactor (rows and
+        /// columns of matrices alone) or prodigy (16 bytes; finds the learning rate: set lr = 1)
+        pub kind: OptimizerKind = OptimizerKind::Adamw => word::<OptimizerKind>().on_resume(STATE);
+        /// peak learning rate of all parameters outside TTT layers
+        pub lr: f64 = 1e-4 => POSITIVE;
+        /// peak learning rate of TTT layers and their gates
+        pub lr_ttt: f64 = 1e-4 => POSITIVE;
+        /// learning rate at the last step, for both schedules
+        pub lr_end: f64 = 0.0 => NOT_NEGATIVE;
+        /// schedule of lr after the warm-up: constant, linear, cosine, cosine_with_restarts, polynomial, wsd (constant, then a fall in
+        /// the last cooldown_steps), one_cycle (PyTorch's OneCycleLR) or bump (Lambda's: a fall to lr_end in cooldown_steps, then
+        /// constant)
+        pub schedule: LrSchedule = LrSchedule::Linear => word::<LrSchedule>();
+        /// schedule of lr_ttt, as optimizer.schedule
+        pub schedule_ttt: LrSchedule = LrSchedule::Linear => word::<LrSchedule>();
+        /// steps of linear warm-up to the peak learning rates; 0: none
+        pub warmup_steps: u64 = 0 => int(0, MANY);
+        /// share of the peak in step k, from 0, of a warm-up of W steps; ttt_video: (k + 1) / W; diffusers: k / W, so the first step has
+        /// rate 0; open_sora: (k + 1) / (W + 1)
+        pub warmup: Warmup = Warmup::TttVideo => word::<Warmup>();
+        /// learning rate that the warm-up begins from
+        pub warmup_lr: f64 = 0.0 => NOT_NEGATIVE;
+        /// waves of a cosine schedule, half waves of cosine_with_restarts, as num_cycles in diffusers; 0: 0.5 waves, or 1 half wave
+        pub cycles: f64 = 0.0 => NOT_NEGATIVE;
+        /// exponent of a polynomial schedule
+        pub power: f64 = 1.0 => POSITIVE;
+        /// steps in which the rate falls from its peak to lr_end, for wsd (the last of the run) and bump (after the warm-up); 0: none
+        pub cooldown_steps: u64 = 0 => int(0, MANY);
+        /// curve of one-cycle schedules and of a cooldown; sqrt: 1 - sqrt(progress)
+        pub anneal: Anneal = Anneal::Cosine => word::<Anneal>();
+        /// decay rate of the first moment, in AdamW and Prodigy
+        pub beta1: f64 = 0.9 => FRACTION;
+        /// beta1 at the peak of a one-cycle schedule, which moves from beta1 to it and back (PyTorch: 0.95 and 0.85); 0: beta1 is
+        /// constant
+        pub beta1_low: f64 = 0.0 => FRACTION;
+        /// decay rate of the second moment, in AdamW and Prodigy
+        pub beta2: f64 = 0.95 => FRACTION;
+        /// epsilon added to the denominator, in AdamW and Prodigy
+        pub eps: f64 = 1e-8 => POSITIVE;
+        /// decoupled weight decay of all parameters except biases and norms; 0: none
+        pub weight_decay: f64 = 1e-4 => NOT_NEGATIVE;
+        /// applies weight decay to the gates of TTT layers, as ttt-video-dit does
+        pub decay_gates: bool = false => BOOL;
+        /// maximum norm of the gradient over all parameters; 0: no clipping
+        pub clip_norm: f64 = 0.1 => NOT_NEGATIVE;
+        /// decaying: VideoX-Fun's rule; the maximum falls to clip_norm in clip_start_steps, then a norm of r > 5 times the maximum
+        /// divides it by r, at most 10
+        pub clip_rule: ClipRule = ClipRule::Constant => word::<ClipRule>();
+        /// first maximum as a multiple of clip_norm, with clip_rule = "decaying"
+        pub clip_start_ratio: f64 = 5.0 => POSITIVE;
+        /// steps in which the maximum falls to clip_norm, with clip_rule = "decaying"; 0: none
+        pub clip_start_steps: u64 = 1000 => int(0, MANY);
+        /// Adafactor: exponent of the decay of the second moment, 1 - step^-decay
+        pub adafactor_decay: f64 = 0.8 => POSITIVE;
+        /// Adafactor: epsilon of the second moment
+        pub adafactor_eps1: f64 = f64::from(f32::EPSILON) => POSITIVE;
+        /// Adafactor: smallest root mean square of a tensor's weights, which multiplies its learning rate
+        pub adafactor_eps2: f64 = 1e-3 => POSITIVE;
+        /// Adafactor: largest root mean square of a tensor's update
+        pub adafactor_clip: f64 = 1.0 => POSITIVE;
+        /// Prodigy: first estimate of the distance, which multiplies the learning rate
+        pub prodigy_d0: f64 = 1e-6 => POSITIVE;
+        /// Prodigy: factor of the estimates
+        pub prodigy_d_coef: f64 = 1.0 => POSITIVE;
+        /// Prodigy: largest factor by which the estimate grows in a step; 0: no limit
+        pub prodigy_growth: f64 = 0.0 => NOT_NEGATIVE;
+        /// Prodigy: decay rate of the sums of the estimate; 0: the square root of beta2
+        pub prodigy_beta3: f64 = 0.0 => FRACTION;
+        /// Prodigy: corrects the bias of the moments, as Adam does
+        pub prodigy_bias_correction: bool = false => BOOL;
+        /// Prodigy: leaves the learning rate out of the denominator of the estimate, for runs with a warm-up
+        pub prodigy_safeguard_warmup: bool = false => BOOL;
+        /// learning rate and weight decay of parameters by name: [[optimizer.groups]] with match (a regular expression), lr and
+        /// weight_decay (also of biases and norms); the first that matches applies
+        pub groups: Vec<OptimizerGroup> = Vec::new() => Spec::of(Kind::Groups);
+    }
 }
 
-/// The algorithm of the optimizer.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum OptimizerKind {
-    /// AdamW with moments in float32.
-    #[default]
-    Adamw,
-    /// AdamW with moments of 8 bits.
-    Adamw8bit,
-    /// Adafactor.
-    Adafactor,
-    /// Prodigy.
-    Prodigy,
+words! {
+    /// The algorithm of the optimizer.
+    #[derive(Default)]
+    pub enum OptimizerKind {
+        /// AdamW with moments in float32.
+        #[default]
+        Adamw = "adamw",
+        /// AdamW with moments of 8 bits.
+        Adamw8bit = "adamw8bit",
+        /// Adafactor.
+        Adafactor = "adafactor",
+        /// Prodigy.
+        Prodigy = "prodigy",
+    }
 }
 
 impl OptimizerKind {
-    /// Returns the name in recipes.
-    pub fn name(self) -> &'static str {
-        match self {
-            OptimizerKind::Adamw => "adamw",
-            OptimizerKind::Adamw8bit => "adamw8bit",
-            OptimizerKind::Adafactor => "adafactor",
-            OptimizerKind::Prodigy => "prodigy",
-        }
-    }
-
     /// Returns whether large tensors have moments of 8 bits.
     pub fn quantizes(self) -> bool {
         self == OptimizerKind::Adamw8bit
@@ -152,48 +153,6 @@ impl StateBytes {
     /// Returns the size in a checkpoint.
     pub fn saved(self) -> u64 {
         self.sharded + self.whole
-    }
-}
-
-impl Default for Optimizer {
-    /// Returns the values of a recipe that sets none of the keys.
-    fn default() -> Self {
-        Optimizer {
-            kind: OptimizerKind::Adamw,
-            lr: 1e-4,
-            lr_ttt: 1e-4,
-            lr_end: 0.0,
-            schedule: LrSchedule::Linear,
-            schedule_ttt: LrSchedule::Linear,
-            warmup_steps: 0,
-            warmup: Warmup::TttVideo,
-            warmup_lr: 0.0,
-            cycles: 0.0,
-            power: 1.0,
-            cooldown_steps: 0,
-            anneal: Anneal::Cosine,
-            beta1: 0.9,
-            beta1_low: 0.0,
-            beta2: 0.95,
-            eps: 1e-8,
-            weight_decay: 1e-4,
-            decay_gates: false,
-            clip_norm: 0.1,
-            clip_rule: ClipRule::Constant,
-            clip_start_ratio: 5.0,
-            clip_start_steps: 1000,
-            adafactor_decay: 0.8,
-            adafactor_eps1: f64::from(f32::EPSILON),
-            adafactor_eps2: 1e-3,
-            adafactor_clip: 1.0,
-            prodigy_d0: 1e-6,
-            prodigy_d_coef: 1.0,
-            prodigy_growth: 0.0,
-            prodigy_beta3: 0.0,
-            prodigy_bias_correction: false,
-            prodigy_safeguard_warmup: false,
-            groups: Vec::new(),
-        }
     }
 }
 

@@ -1,65 +1,66 @@
 //! A complete recipe: every section of a training configuration.
 
-use serde::{Deserialize, Serialize};
-
+use crate::schema::{EMBEDDED, EVERY_JOB, Kind, Spec, word};
 use crate::{
     CheckpointPolicy, Command, Conditioning, Data, Ema, Encode, Encoders, Env, Log, Lora, Loss, MemorySettings, Mesh,
-    Model, Optimizer, ParamSpec, RecipeError, Remat, RunSettings, SCHEMA, Sampling, Shape, Shapes, Task, Train,
-    Trainable, TrainerKind,
+    Model, Optimizer, ParamSpec, RecipeError, Remat, ResumeEffect, RunSettings, SCHEMA, Sampling, Shape, Shapes, Task,
+    Train, Trainable, TrainerKind,
 };
 
-/// A complete, checked training configuration for one stage.
-///
-/// [`load`](crate::load()) and [`Recipe::from_table`] create a recipe. Call [`Recipe::check`] after changing a field.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Recipe {
-    /// The short name, part of the ids of its runs.
-    pub name: String,
-    /// The task of the ranks. Only the keys that [apply to it](crate::Key::is_for) are read.
-    pub task: Task,
-    /// The embedded trainer or a command. In a recipe for a command, only the keys that [apply to
-    /// it](crate::Key::is_for) are read.
-    pub trainer: TrainerKind,
-    /// The program that trains instead of the embedded trainer.
-    pub command: Command,
-    /// The environment of every rank.
-    pub env: Env,
-    /// The model and its input.
-    pub model: Model,
-    /// The data set.
-    pub data: Data,
-    /// The VAE, the text encoder and the tokenizer.
-    pub encoders: Encoders,
-    /// The clips to encode, and the settings of the encode.
-    pub encode: Encode,
-    /// The videos that are made from the weights, and the validation loss.
-    pub sample: Sampling,
-    /// Steps, batch and trained parameters.
-    pub train: Train,
-    /// Adapters that are trained beside frozen weights.
-    pub lora: Lora,
-    /// The inputs of the network besides the noised latent and the text.
-    pub condition: Conditioning,
-    /// The loss of a sample.
-    pub loss: Loss,
-    /// The optimizer and its schedules.
-    pub optimizer: Optimizer,
-    /// The moving average of the trained weights.
-    pub ema: Ema,
-    /// The arrangement of the ranks.
-    pub mesh: Mesh,
-    /// Activation checkpointing.
-    #[serde(deserialize_with = "Remat::without_removed")]
-    pub remat: Remat,
-    /// Block swap, offload and where they store tensors.
-    pub memory: MemorySettings,
-    /// When checkpoints are written and how many are kept.
-    pub checkpoint: CheckpointPolicy,
-    /// Metrics while training.
-    pub log: Log,
-    /// The start settings and the time limit of attempts.
-    pub run: RunSettings,
+recipe! {
+    /// A complete, checked recipe for one stage.
+    ///
+    /// [`load`](crate::load()) and [`Recipe::from_table`] create a recipe. Call [`Recipe::check`] after changing a field. Only the keys that
+    /// [apply to its job](crate::Key::is_for) are read.
+    pub struct Recipe(EVERY_JOB, ResumeEffect::OtherRun) {
+        /// short name of the recipe, part of the ids of its runs; default: the file name
+        pub name: String = String::new() => Spec::of(Kind::Name);
+        /// task of the embedded trainer; train: trains a model; encode: makes a data set of latents from videos; sample: makes
+        /// videos from a checkpoint
+        pub task: Task = Task::Train => word::<Task>().read_by(EMBEDDED);
+        /// embedded: vidtui's own trainer; command: the program in [command]
+        pub trainer: TrainerKind = TrainerKind::Embedded => word::<TrainerKind>();
+    } with sections {
+        /// The program that trains instead of the embedded trainer.
+        pub command: Command;
+        /// The environment of every rank.
+        pub env: Env;
+        /// The model and its input.
+        pub model: Model;
+        /// The data set.
+        pub data: Data;
+        /// The VAE, the text encoder and the tokenizer.
+        pub encoders: Encoders;
+        /// The clips to encode, and the settings of the encode.
+        pub encode: Encode;
+        /// Steps, batch and trained parameters.
+        pub train: Train;
+        /// Adapters that are trained beside frozen weights.
+        pub lora: Lora;
+        /// The inputs of the network besides the noised latent and the text.
+        pub condition: Conditioning;
+        /// The loss of a sample.
+        pub loss: Loss;
+        /// The optimizer and its schedules.
+        pub optimizer: Optimizer;
+        /// The moving average of the trained weights.
+        pub ema: Ema;
+        /// The arrangement of the ranks.
+        pub mesh: Mesh;
+        /// Activation checkpointing.
+        #[serde(deserialize_with = "Remat::without_removed")]
+        pub remat: Remat;
+        /// Block swap, offload and where they store tensors.
+        pub memory: MemorySettings;
+        /// When checkpoints are written and how many are kept.
+        pub checkpoint: CheckpointPolicy;
+        /// Metrics while training.
+        pub log: Log;
+        /// The videos that are made from the weights, and the validation loss.
+        pub sample: Sampling;
+        /// The start settings and the time limit of attempts.
+        pub run: RunSettings;
+    }
 }
 
 impl Recipe {
@@ -67,7 +68,7 @@ impl Recipe {
     pub fn to_table(&self) -> toml::Table {
         let mut table = toml::Table::try_from(self)
             .expect("every field of a recipe can be written as TOML: checked numbers fit 64 bits");
-        for key in SCHEMA.iter().filter(|key| !key.is_for(self.task, self.trainer)) {
+        for key in SCHEMA.iter().filter(|key| !key.is_for(self.job())) {
             let (section, name) = key.parts();
             if section.is_empty() {
                 table.remove(name);

@@ -1,10 +1,11 @@
 //! The section `[sample]`: the videos that are made from the weights, and the validation loss.
 
 use camino::{Utf8Path, Utf8PathBuf};
-use serde::{Deserialize, Serialize};
 
+use crate::schema::{BOOL, MANY, NOT_NEGATIVE, OPTIONAL_PATH, SAMPLE, TEXTS, TRAIN_AND_SAMPLE, int, word};
 use crate::{
-    ConditionKind, Encode, Layer, Model, Positions, Prompt, Recipe, RecipeError, SEGMENT_FRAMES, Task, UseEma,
+    ConditionKind, Encode, Layer, Model, Positions, Prompt, Recipe, RecipeError, ResumeEffect, SEGMENT_FRAMES, Task,
+    UseEma,
 };
 
 /// Video frames per latent frame, after the first, in every CogVideoX VAE. Before a run starts, the VAE's files are checked for it.
@@ -23,118 +24,82 @@ pub fn decoded_frames(latent_frames: usize) -> usize {
     VIDEO_FRAMES * latent_frames - (VIDEO_FRAMES - 1) * (latent_frames % 2)
 }
 
-/// The videos that are made from the weights, and the validation loss.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Sampling {
-    /// The prompts, each with flags of its own ([`Prompt::parse`]).
-    pub prompts: Vec<String>,
-    /// Optimizer steps between the samples of a training run; 0: none.
-    pub every: u64,
-    /// The seed of noise, for prompts without one.
-    pub seed: u64,
-    /// Sampling steps, for prompts without them.
-    pub steps: usize,
-    /// The scale of classifier-free guidance, for prompts without one.
-    pub guidance: f64,
-    /// Whether the guidance depends on the timestep.
-    pub dynamic_guidance: DynamicGuidance,
-    /// The sampler.
-    pub scheduler: SampleScheduler,
-    /// Frames of a video; 0: as many as the model was trained on.
-    pub frames: usize,
-    /// Rows of a video, in pixels; 0: as in the model.
-    pub height: usize,
-    /// Columns of a video, in pixels; 0: as in the model.
-    pub width: usize,
-    /// Frames per second of the mp4; 0: those of the training videos.
-    pub fps: f64,
-    /// The first image, for prompts without one; empty for none.
-    pub image: Utf8PathBuf,
-    /// The last image, for prompts without one; empty for none.
-    pub image_end: Utf8PathBuf,
-    /// The video whose masked pixels are replaced, for prompts without one; empty for none.
-    pub video: Utf8PathBuf,
-    /// The mask of the video, for prompts without one; empty for none.
-    pub mask: Utf8PathBuf,
-    /// The folder of the videos; empty for the run's folder of samples.
-    pub out: Utf8PathBuf,
-    /// Whether each frame becomes a PNG file too.
-    pub png: bool,
-    /// Adapters that are merged into the weights before sampling ([`MergedLora::parse`]).
-    pub lora: Vec<String>,
-    /// Whether the videos are made from the moving average of the weights.
-    pub ema: UseEma,
-    /// The index of held-out clips; empty for no validation loss.
-    pub validation_index: Utf8PathBuf,
-    /// The number of held-out clips whose loss is measured, from the start of the index.
-    pub validation_clips: usize,
-}
-
-impl Default for Sampling {
-    /// Returns the values of a recipe that sets none of the keys.
-    fn default() -> Self {
-        Sampling {
-            prompts: Vec::new(),
-            every: 0,
-            seed: 42,
-            steps: 50,
-            guidance: 6.0,
-            dynamic_guidance: DynamicGuidance::Auto,
-            scheduler: SampleScheduler::Auto,
-            frames: 0,
-            height: 0,
-            width: 0,
-            fps: 0.0,
-            image: Utf8PathBuf::new(),
-            image_end: Utf8PathBuf::new(),
-            video: Utf8PathBuf::new(),
-            mask: Utf8PathBuf::new(),
-            out: Utf8PathBuf::new(),
-            png: false,
-            lora: Vec::new(),
-            ema: UseEma::Auto,
-            validation_index: Utf8PathBuf::new(),
-            validation_clips: 32,
-        }
+section! {
+    /// The videos that are made from the weights, and the validation loss.
+    pub struct Sampling("sample", TRAIN_AND_SAMPLE, ResumeEffect::None) with Default {
+        /// prompts, each with flags of its own as in musubi-tuner: "a rabbit --w 720 --h 480 --f 49 --d 42 --s 50 --g 6 --i IMAGE"; ||
+        /// separates the texts of segments
+        pub prompts: Vec<String> = Vec::new() => TEXTS;
+        /// optimizer steps between the samples and validation losses of a training run, which also follow the last step; 0: none
+        pub every: u64 = 0 => int(0, MANY);
+        /// seed of the noise of a sample, for prompts without --d
+        pub seed: u64 = 42 => int(0, i64::MAX);
+        /// sampling steps, for prompts without --s
+        pub steps: usize = 50 => int(1, 1000);
+        /// scale of classifier-free guidance, for prompts without --g; 1 or less: no guidance
+        pub guidance: f64 = 6.0 => NOT_NEGATIVE;
+        /// guidance that depends on the timestep, as CogVideoX's use_dynamic_cfg; auto: with dpm and vpsde
+        pub dynamic_guidance: DynamicGuidance = DynamicGuidance::Auto => word::<DynamicGuidance>();
+        /// sampler; auto: vpsde (ttt-video-dit's) for models with TTT layers, ddim for sincos positions (CogVideoX-2B), dpm otherwise
+        pub scheduler: SampleScheduler = SampleScheduler::Auto => word::<SampleScheduler>();
+        /// frames of a video, for prompts without --f: 8k or 8k + 1; 0: those that model.latent_frames decode to
+        pub frames: usize = 0 => int(0, 100_001);
+        /// rows of a video in pixels, for prompts without --h; 0: 8 x model.latent_height
+        pub height: usize = 0 => int(0, 16_384);
+        /// columns of a video in pixels, for prompts without --w; 0: 8 x model.latent_width
+        pub width: usize = 0 => int(0, 16_384);
+        /// frames per second of the mp4; 0: data.fps of the training recipe; if that is unknown, the rate of the published models: 16
+        /// for CogVideoX 1.5, 8 for the others
+        pub fps: f64 = 0.0 => NOT_NEGATIVE;
+        /// first image of the videos of an image-to-video model, for prompts without --i
+        pub image: Utf8PathBuf = Utf8PathBuf::new() => OPTIONAL_PATH;
+        /// last image of the videos of a model for inpainting, for prompts without --e
+        pub image_end: Utf8PathBuf = Utf8PathBuf::new() => OPTIONAL_PATH;
+        /// video of which a model for inpainting replaces the masked pixels, for prompts without --v
+        pub video: Utf8PathBuf = Utf8PathBuf::new() => OPTIONAL_PATH;
+        /// image that is white (240 to 255) where the pixels of the video are replaced, in all frames, for prompts without --m
+        pub mask: Utf8PathBuf = Utf8PathBuf::new() => OPTIONAL_PATH;
+        /// folder of the videos; default: samples/ in the run directory
+        pub out: Utf8PathBuf = Utf8PathBuf::new() => OPTIONAL_PATH;
+        /// also writes each frame as a PNG file
+        pub png: bool = false => BOOL;
+        /// adapters (LoRA) that are merged into the weights before sampling, as PATH or PATH:WEIGHT; files of diffusers, PEFT or kohya,
+        /// or checkpoints of adapters
+        pub lora: Vec<String> = Vec::new() => TEXTS.read_by(SAMPLE);
+        /// makes samples from the moving average of the weights; auto: where there is one; on: otherwise an error; the validation loss
+        /// is that of the same weights
+        pub ema: UseEma = UseEma::Auto => word::<UseEma>();
+        /// index of held-out clips, in the form of data.index; every sample.every steps their loss is measured at nine noise levels;
+        /// default: none
+        pub validation_index: Utf8PathBuf = Utf8PathBuf::new() => OPTIONAL_PATH;
+        /// held-out clips whose loss is measured, from the start of sample.validation_index
+        pub validation_clips: usize = 32 => int(1, MANY);
     }
 }
 
-/// Whether the guidance depends on the timestep.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum DynamicGuidance {
-    /// Only with the samplers for which CogVideoX and ttt-video-dit use dynamic guidance: dpm and vpsde.
-    Auto,
-    /// Always.
-    On,
-    /// Never.
-    Off,
+words! {
+    /// Whether the guidance depends on the timestep.
+    pub enum DynamicGuidance {
+        /// Only with the samplers for which CogVideoX and ttt-video-dit use dynamic guidance: dpm and vpsde.
+        Auto = "auto",
+        /// Always.
+        On = "on",
+        /// Never.
+        Off = "off",
+    }
 }
 
-/// The sampler.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum SampleScheduler {
-    /// The sampler that the makers of the model use.
-    Auto,
-    /// CogVideoX's DDIM.
-    Ddim,
-    /// CogVideoX's DPM++ 2M SDE.
-    Dpm,
-    /// ttt-video-dit's DPM++ 2M SDE.
-    Vpsde,
-}
-
-impl SampleScheduler {
-    /// Returns the name in recipes.
-    pub fn name(self) -> &'static str {
-        match self {
-            SampleScheduler::Auto => "auto",
-            SampleScheduler::Ddim => "ddim",
-            SampleScheduler::Dpm => "dpm",
-            SampleScheduler::Vpsde => "vpsde",
-        }
+words! {
+    /// The sampler.
+    pub enum SampleScheduler {
+        /// The sampler that the makers of the model use.
+        Auto = "auto",
+        /// CogVideoX's DDIM.
+        Ddim = "ddim",
+        /// CogVideoX's DPM++ 2M SDE.
+        Dpm = "dpm",
+        /// ttt-video-dit's DPM++ 2M SDE.
+        Vpsde = "vpsde",
     }
 }
 

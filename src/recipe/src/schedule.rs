@@ -2,32 +2,30 @@
 
 use std::f64::consts::PI;
 
-use serde::{Deserialize, Serialize};
-
 use crate::Optimizer;
 
-/// How a learning rate changes over the steps of a run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum LrSchedule {
-    /// Stays at the peak.
-    Constant,
-    /// Falls in a straight line.
-    Linear,
-    /// Falls along a cosine: half a wave, or `cycles` waves.
-    Cosine,
-    /// Falls along half a cosine, `cycles` times.
-    CosineWithRestarts,
-    /// Falls as a power of the steps that are left.
-    Polynomial,
-    /// Warm-up, stable, decay: stays at the peak and falls in the last `cooldown_steps`.
-    Wsd,
-    /// PyTorch's `OneCycleLR`: rises from `warmup_lr` to the peak, then falls to the end.
-    OneCycle,
-    /// As `OneCycle`, but falls to `warmup_lr` as it rose, and then to the end.
-    OneCycleThreePhase,
-    /// Rises from `warmup_lr` to the peak, falls to the end in `cooldown_steps`, and stays there.
-    Bump,
+words! {
+    /// How a learning rate changes over the steps of a run.
+    pub enum LrSchedule {
+        /// Stays at the peak.
+        Constant = "constant",
+        /// Falls in a straight line.
+        Linear = "linear",
+        /// Falls along a cosine: half a wave, or `cycles` waves.
+        Cosine = "cosine",
+        /// Falls along half a cosine, `cycles` times.
+        CosineWithRestarts = "cosine_with_restarts",
+        /// Falls as a power of the steps that are left.
+        Polynomial = "polynomial",
+        /// Warm-up, stable, decay: stays at the peak and falls in the last `cooldown_steps`.
+        Wsd = "wsd",
+        /// PyTorch's `OneCycleLR`: rises from `warmup_lr` to the peak, then falls to the end.
+        OneCycle = "one_cycle",
+        /// As `OneCycle`, but falls to `warmup_lr` as it rose, and then to the end.
+        OneCycleThreePhase = "one_cycle_three_phase",
+        /// Rises from `warmup_lr` to the peak, falls to the end in `cooldown_steps`, and stays there.
+        Bump = "bump",
+    }
 }
 
 impl LrSchedule {
@@ -42,28 +40,28 @@ impl LrSchedule {
     }
 }
 
-/// The rate of each step of a warm-up of `W` steps, for step `k` from 0, as a share of the peak.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Warmup {
-    /// `(k + 1) / W`, as in ttt-video-dit.
-    TttVideo,
-    /// `k / W`, as in diffusers: the first step has rate 0.
-    Diffusers,
-    /// `(k + 1) / (W + 1)`, as in Open-Sora.
-    OpenSora,
+words! {
+    /// The rate of each step of a warm-up of `W` steps, for step `k` from 0, as a share of the peak.
+    pub enum Warmup {
+        /// `(k + 1) / W`, as in ttt-video-dit.
+        TttVideo = "ttt_video",
+        /// `k / W`, as in diffusers: the first step has rate 0.
+        Diffusers = "diffusers",
+        /// `(k + 1) / (W + 1)`, as in Open-Sora.
+        OpenSora = "open_sora",
+    }
 }
 
-/// The curve between two rates.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Anneal {
-    /// Half a cosine.
-    Cosine,
-    /// A straight line.
-    Linear,
-    /// One minus the square root of the progress.
-    Sqrt,
+words! {
+    /// The curve between two rates.
+    pub enum Anneal {
+        /// Half a cosine.
+        Cosine = "cosine",
+        /// A straight line.
+        Linear = "linear",
+        /// One minus the square root of the progress.
+        Sqrt = "sqrt",
+    }
 }
 
 impl Anneal {
@@ -78,14 +76,14 @@ impl Anneal {
     }
 }
 
-/// How the limit of the gradient's norm depends on the step and the norm.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum ClipRule {
-    /// The limit is always `clip_norm`.
-    Constant,
-    /// VideoX-Fun's rule: the limit falls to `clip_norm`, and gradients far above it are clipped below it.
-    Decaying,
+words! {
+    /// How the limit of the gradient's norm depends on the step and the norm.
+    pub enum ClipRule {
+        /// The limit is always `clip_norm`.
+        Constant = "constant",
+        /// VideoX-Fun's rule: the limit falls to `clip_norm`, and gradients far above it are clipped below it.
+        Decaying = "decaying",
+    }
 }
 
 /// A gradient norm above this multiple of the limit is abnormal, in VideoX-Fun.

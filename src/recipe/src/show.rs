@@ -3,23 +3,19 @@
 use std::fmt::Write;
 
 use crate::value::shown;
-use crate::{Key, Resolved, SCHEMA, SettingRow, Task, TrainerKind};
+use crate::{JobKind, Key, Resolved, SCHEMA, SettingRow};
 
 /// Returns the keys of a resolved recipe, such as that of a run, with their values as text, in the order of [`SCHEMA`]. A key that
 /// the recipe lacks, because it is older than the key, has its default.
 pub fn shown_settings(recipe: &toml::Table) -> Vec<(&'static str, String)> {
     let word = |key: &str| recipe.get(key).and_then(toml::Value::as_str);
-    let task = Task::ALL.into_iter().find(|task| Some(task.name()) == word("task")).unwrap_or_default();
-    let trainer = match word("trainer") {
-        Some("command") => TrainerKind::Command,
-        _ => TrainerKind::Embedded,
-    };
-    let keys = SCHEMA.iter().filter(|key| key.path != "name" && key.is_for(task, trainer));
+    let job = JobKind::of_words(word("trainer"), word("task"));
+    let keys = SCHEMA.iter().filter(|key| key.path != "name" && key.is_for(job));
     keys.filter_map(|key| {
         let (section, name) = key.parts();
         let table = if section.is_empty() { Some(recipe) } else { recipe.get(section).and_then(toml::Value::as_table) };
         let value = table.and_then(|table| table.get(name)).cloned();
-        let value = value.or_else(|| key.default.map(|default| default.value()))?;
+        let value = value.or_else(|| key.default_value())?;
         Some((key.path, shown(&value)))
     })
     .collect()
@@ -27,7 +23,7 @@ pub fn shown_settings(recipe: &toml::Table) -> Vec<(&'static str, String)> {
 
 /// Returns the keys that have a default, with the default as text, in the order of [`SCHEMA`].
 pub fn default_settings() -> Vec<(&'static str, String)> {
-    SCHEMA.iter().filter_map(|key| Some((key.path, shown(&key.default?.value())))).collect()
+    SCHEMA.iter().filter_map(|key| Some((key.path, shown(&key.default_value()?)))).collect()
 }
 
 impl Resolved {
@@ -37,7 +33,7 @@ impl Resolved {
     pub fn show(&self, why: bool) -> String {
         let mut text = String::new();
         let mut current = "";
-        for key in SCHEMA.iter().filter(|key| key.is_for(self.recipe.task, self.recipe.trainer)) {
+        for key in SCHEMA.iter().filter(|key| key.is_for(self.recipe.job())) {
             let (section, name) = key.parts();
             let Some(value) = self.value(key.path) else { continue };
             if section != current {
@@ -57,7 +53,7 @@ impl Resolved {
 
     /// Returns every key that the recipe's trainer reads, with its value and origin.
     pub fn rows(&self) -> Vec<SettingRow> {
-        let keys = SCHEMA.iter().filter(|key| key.is_for(self.recipe.task, self.recipe.trainer));
+        let keys = SCHEMA.iter().filter(|key| key.is_for(self.recipe.job()));
         let row = |key: &Key| {
             let (value, origin) = (shown(self.value(key.path)?), self.origins.get(key.path)?.clone());
             Some(SettingRow { key: key.path, value: Some(value), origin })

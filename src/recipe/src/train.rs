@@ -8,50 +8,49 @@ use regex::Regex;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize};
 
+use crate::resume::TENSORS;
 use crate::schema::REMOVED;
-use crate::{BucketRule, BucketSpec, ParamGroup, ParamRole, ParamSpec};
+use crate::schema::{
+    BOOL, EMBEDDED, EVERY_JOB, FRACTION, Kind, MANY, MOST_STEPS, NOT_NEGATIVE, OPTIONAL_PATH, PATH, POSITIVE, Spec,
+    TRAIN, TRAIN_AND_COMMAND, TRAIN_AND_ENCODE, TRAIN_AND_SAMPLE, int, word,
+};
+use crate::{BucketRule, BucketSpec, ParamGroup, ParamRole, ParamSpec, ResumeEffect};
 
-/// The data sets, and the shares and shapes of their items.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Data {
-    /// The folder of a store of latents and texts, or an index, one JSON object per line. Empty if `sets` has the data sets.
-    #[serde(default, skip_serializing_if = "is_empty")]
-    pub index: Utf8PathBuf,
-    /// Several data sets, instead of `index`.
-    pub sets: Vec<DataSet>,
-    /// The share of samples with one latent frame; 0: as in the data sets.
-    pub image_share: f64,
-    /// The shapes of latents, and their order.
-    pub shapes: Shapes,
-    /// Frames per second of the videos; 0: those of the data set.
-    pub fps: f64,
-    /// The share of items that a run may leave unused because their shape cannot fill a step.
-    pub max_unused: f64,
-    /// Threads with which each rank reads the samples of a batch.
-    pub readers: usize,
-    /// The file of the encoded empty caption, which replaces dropped texts. Empty: the file in the store, or zeros if it has none.
-    pub null_text: Utf8PathBuf,
-    /// The rule by which clips are assigned to buckets.
-    pub bucket_rule: BucketRule,
-    /// The sizes that clips are cut to. Empty: one size, that of the model.
-    pub buckets: Vec<BucketSpec>,
-}
-
-impl Default for Data {
-    fn default() -> Self {
-        Data {
-            index: Utf8PathBuf::new(),
-            sets: Vec::new(),
-            image_share: 0.0,
-            shapes: Shapes::default(),
-            fps: 0.0,
-            max_unused: 0.0,
-            readers: 1,
-            null_text: Utf8PathBuf::new(),
-            bucket_rule: BucketRule::default(),
-            buckets: Vec::new(),
-        }
+section! {
+    /// The data sets, and the shares and shapes of their items.
+    pub struct Data("data", TRAIN, ResumeEffect::Data) with Default {
+        /// folder of latents and texts that `vidtui data` made, or an index, one JSON object per line
+        #[serde(default, skip_serializing_if = "is_empty")]
+        pub index: Utf8PathBuf => PATH.or("data.sets");
+        /// several data sets instead of data.index: [[data.sets]] with index and, as needed, repeats (uses of each item in an epoch) or
+        /// weight (share of the samples; the set with the fewest samples for its weight is repeated)
+        pub sets: Vec<DataSet> = Vec::new() => Spec::of(Kind::Sets).or("data.index");
+        /// share of samples with one latent frame (images), from 0 to below 1; images or videos are repeated to reach it; 0: as in the
+        /// data sets
+        pub image_share: f64 = 0.0 => FRACTION;
+        /// shapes of latents; auto: grouped if data.buckets has several, otherwise one; one: all have that of [model]; grouped: any that
+        /// the model can take, and all samples of a step have the same; balanced: any, and the micro-batches of a step differ by at most
+        /// 5 % in cost
+        pub shapes: Shapes = Shapes::default() => word::<Shapes>();
+        /// frames per second of the videos that the model learns, for `vidtui data encode` with --for, and for samples; a data set of
+        /// another rate is refused; 0: the rate of the data set
+        pub fps: f64 = 0.0 => NOT_NEGATIVE.on_resume(ResumeEffect::None);
+        /// share of the items that a run of an epoch or more may leave unused, from 0 to below 1; items are left when too few of their
+        /// shape fill a step; 0: none
+        pub max_unused: f64 = 0.05 => FRACTION.on_resume(ResumeEffect::None);
+        /// threads with which each rank reads the samples of a batch ahead; more help on network file systems with several samples in a
+        /// batch
+        pub readers: usize = 1 => int(1, 256).on_resume(ResumeEffect::None);
+        /// file with the encoded empty caption, which replaces dropped texts; default: the one in the folder of data.index, otherwise
+        /// zeros
+        pub null_text: Utf8PathBuf = Utf8PathBuf::new() => OPTIONAL_PATH;
+        /// choice of a bucket for each clip; list: the nearest ratio of height to width, then the most frames; open_sora_1_2 and
+        /// open_sora_2: probabilities of resolutions and lengths; token_budget: VideoX-Fun's, larger frames and fewer of them
+        pub bucket_rule: BucketRule = BucketRule::default() => word::<BucketRule>().read_by(TRAIN_AND_ENCODE);
+        /// sizes that clips are cut to, [[data.buckets]]; list: frames, height, width; open_sora: size ("256px"), frames, accept, and
+        /// stay (1.2) or skip (2); token_budget: frames and side, min_side, max_side; each with batch, the samples of a rank at a time
+        /// (default: as in train); empty: one size
+        pub buckets: Vec<BucketSpec> = Vec::new() => Spec::of(Kind::Buckets).read_by(TRAIN_AND_ENCODE);
     }
 }
 
@@ -103,65 +102,83 @@ pub struct DataSet {
     pub repeats: Option<u64>,
 }
 
-/// The shapes that latents may have, and the shapes that the ranks have in a step.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Shapes {
-    /// `Grouped` if the recipe has several buckets, otherwise `One`.
-    #[default]
-    Auto,
-    /// All latents have the shape of the model.
-    One,
-    /// Latents have any shape that the model can take. All samples of a step have the same shape.
-    Grouped,
-    /// Latents have any shape that the model can take. The micro-batches of a step have nearly the same cost.
-    Balanced,
+words! {
+    /// The shapes that latents may have, and the shapes that the ranks have in a step.
+    #[derive(Default)]
+    pub enum Shapes {
+        /// `Grouped` if the recipe has several buckets, otherwise `One`.
+        #[default]
+        Auto = "auto",
+        /// All latents have the shape of the model.
+        One = "one",
+        /// Latents have any shape that the model can take. All samples of a step have the same shape.
+        Grouped = "grouped",
+        /// Latents have any shape that the model can take. The micro-batches of a step have nearly the same cost.
+        Balanced = "balanced",
+    }
 }
 
-/// Steps, batch and trained parameters.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Train {
-    /// Optimizer steps of the whole run; 0 until the data set is opened, if `epochs` is set.
-    #[serde(default, skip_serializing_if = "is_zero")]
-    pub steps: u64,
-    /// Passes over the data instead of `steps`; 0: `steps` is set.
-    pub epochs: u64,
-    /// Samples per optimizer step, over all ranks.
-    pub global_batch: usize,
-    /// Micro-batches per step on each rank.
-    pub grad_accum: usize,
-    /// Seed of initial weights, data order, noise and text dropout.
-    pub seed: u64,
-    /// The parameters that are trained; the others keep their initial weights.
-    pub trainable: Trainable,
-    /// Parameters that are not trained although `trainable` selects them. Adapters are always trained.
-    pub frozen: Vec<Pattern>,
-    /// The dtype in which frozen parameters are kept.
-    pub frozen_dtype: FrozenDtype,
-    /// Probability that a sample is trained without its text, for classifier-free guidance.
-    pub text_dropout: f64,
-    /// The dtype of the computation; master weights and optimizer state are always float32.
-    pub dtype: ComputeDtype,
-    /// The device of the ranks.
-    pub device: Device,
-    /// CPU threads per rank; 0: `OMP_NUM_THREADS`, or the node's cores divided by its ranks.
-    pub threads: usize,
-    /// The number of skipped steps after which the run ends, in a row or within ten times as many steps. A step is skipped if its loss or
-    /// gradient is not finite.
-    pub max_bad_steps: u64,
-    /// The scan of TTT layers on GPUs.
-    pub ttt_scan: TttScan,
-    /// The norms with modulation, gates and rotary embeddings on GPUs.
-    pub fused: Fused,
-    /// The pieces in which the ranks of a TP group exchange tokens.
-    pub tp_pieces: TokenPieces,
-    /// Seconds that a rank waits for the others in a step; 0: derived from the longest step.
-    pub collective_timeout_s: u64,
-    /// Steps between comparisons of the weights of replicas and TP ranks; 0: never.
-    pub drift_check: u64,
-    /// Which gradients a rank accumulates over micro-batches.
-    pub accumulate: Accumulate,
+section! {
+    /// Steps, batch and trained parameters.
+    pub struct Train("train", TRAIN, ResumeEffect::None) {
+        /// optimizer steps of the whole run
+        #[serde(default, skip_serializing_if = "is_zero")]
+        pub steps: u64
+            => int(1, MOST_STEPS).read_by(TRAIN_AND_COMMAND).on_resume(ResumeEffect::Training).or("train.epochs");
+        /// passes over the data sets instead of train.steps; 0: train.steps is set
+        pub epochs: u64 = 0
+            => int(0, 1_000_000).on_resume(ResumeEffect::Refused("the number of steps was computed from it at the launch; change train.steps")).or("train.steps");
+        /// samples per optimizer step, over all ranks
+        pub global_batch: usize => int(1, 1_000_000).on_resume(ResumeEffect::Data);
+        /// micro-batches per step on each rank; gradients are accumulated over them
+        pub grad_accum: usize = 1 => int(1, 1_000_000).read_by(TRAIN_AND_COMMAND).on_resume(ResumeEffect::Rounding);
+        /// seed of initial weights, data order, noise and text dropout
+        pub seed: u64 = 42
+            => int(0, i64::MAX).on_resume(ResumeEffect::Refused("the seed is in the checkpoint, and --fresh-data draws a new one"));
+        /// parameters that are trained: all, qkvo (attention and TTT layers), lora (the adapters of [lora] alone), or a list of regular
+        /// expressions of parameter names
+        pub trainable: Trainable = Trainable::All => Spec::of(Kind::Trainable).on_resume(TENSORS);
+        /// regular expressions of parameter names that are not trained although train.trainable selects them; adapters are always
+        /// trained
+        pub frozen: Vec<Pattern> = Vec::new() => Spec::of(Kind::Patterns).on_resume(TENSORS);
+        /// dtype in which frozen parameters are kept and saved; compute: that of train.dtype; float32: cast when they are gathered, as
+        /// trained ones are
+        pub frozen_dtype: FrozenDtype = FrozenDtype::Compute => word::<FrozenDtype>().on_resume(TENSORS);
+        /// probability that a sample is trained without its text, from 0 to below 1; 0: never
+        pub text_dropout: f64 = 0.1 => FRACTION.on_resume(ResumeEffect::Training);
+        /// dtype of the computation; master weights and optimizer state are always float32
+        pub dtype: ComputeDtype = ComputeDtype::Bfloat16
+            => word::<ComputeDtype>().read_by(TRAIN_AND_SAMPLE).on_resume(TENSORS);
+        /// device of the ranks; auto: one GPU per rank if the trainer finds GPUs, else the CPU
+        pub device: Device = Device::Auto => word::<Device>().read_by(EMBEDDED).on_resume(ResumeEffect::Rounding);
+        /// CPU threads per rank; 0: OMP_NUM_THREADS, or the node's cores divided by its ranks
+        pub threads: usize = 0 => int(0, 4096).read_by(EMBEDDED).on_resume(ResumeEffect::Rounding);
+        /// skipped steps after which the run ends, in a row or within ten times as many steps; a step is skipped if its loss or gradient
+        /// is not finite
+        pub max_bad_steps: u64 = 10 => int(1, MANY);
+        /// scan of TTT layers on GPUs; auto: a CUDA kernel in bfloat16 where it can run, else libtorch's operators; operators: those;
+        /// kernel: the CUDA kernel, or the run does not start; kernel_without_clusters: as kernel, with one thread block for each head;
+        /// the CPU has a kernel of its own
+        pub ttt_scan: TttScan = TttScan::Auto
+            => word::<TttScan>().read_by(TRAIN_AND_SAMPLE).on_resume(ResumeEffect::Rounding);
+        /// norms, gates and rotary embeddings on GPUs; auto: CUDA kernels, which round once, where they can run, else libtorch's
+        /// operators; operators: those; kernel: CUDA kernels, or the run does not start
+        pub fused: Fused = Fused::Auto => word::<Fused>().read_by(TRAIN_AND_SAMPLE).on_resume(ResumeEffect::Rounding);
+        /// pieces in which the ranks of a TP group exchange tokens, so that a piece is on its way while another is computed; 1: all at
+        /// once; 0: on GPUs up to 4 of at least 16 MiB, on CPUs 1. Always 1 with LoRA dropout, or if the number of tokens is not a
+        /// multiple of mesh.tp
+        pub tp_pieces: TokenPieces = TokenPieces(0)
+            => int(0, 64).read_by(TRAIN_AND_SAMPLE).on_resume(ResumeEffect::Rounding);
+        /// seconds that a rank waits for the others in a step before it fails; 0: 20 times the longest step, 10 to 30 minutes. The first
+        /// step of an attempt and saves have at least 30 minutes
+        pub collective_timeout_s: u64 = 0 => int(0, 86_400);
+        /// steps between comparisons of the weights of all replicas, and of the TP ranks of one node on the CPU, which must have the
+        /// same bits; a difference ends the run; 0: never
+        pub drift_check: u64 = 100 => int(0, MANY);
+        /// gradient that a rank accumulates over micro-batches with mesh.dp_shard > 1; whole: unsharded in float32, reduced once a step;
+        /// sharded: that of its shard, reduced in every micro-batch, in less memory
+        pub accumulate: Accumulate = Accumulate::Whole => word::<Accumulate>().on_resume(ResumeEffect::Rounding);
+    }
 }
 
 /// The time that a rank waits for the others in the first step of an attempt, and while they load weights, save or make samples.
@@ -212,14 +229,14 @@ fn is_zero(number: &u64) -> bool {
     *number == 0
 }
 
-/// The dtype in which frozen parameters are kept.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum FrozenDtype {
-    /// The dtype of the computation.
-    Compute,
-    /// 32-bit floats, which are cast when they are gathered.
-    Float32,
+words! {
+    /// The dtype in which frozen parameters are kept.
+    pub enum FrozenDtype {
+        /// The dtype of the computation.
+        Compute = "compute",
+        /// 32-bit floats, which are cast when they are gathered.
+        Float32 = "float32",
+    }
 }
 
 impl Train {
@@ -232,35 +249,30 @@ impl Train {
     }
 }
 
-/// The loss of a sample.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Loss {
-    /// The weight of each sample.
-    pub weighting: LossWeighting,
-    /// The largest signal-to-noise ratio that counts with [`LossWeighting::MinSnr`].
-    pub min_snr_gamma: f64,
-    /// The share of the loss that is the error of differences between adjacent latent frames; 0: none.
-    pub motion: f64,
-}
-
-impl Default for Loss {
-    /// Returns the plain mean squared error.
-    fn default() -> Self {
-        Loss { weighting: LossWeighting::None, min_snr_gamma: 5.0, motion: 0.0 }
+section! {
+    /// The loss of a sample.
+    pub struct Loss("loss", TRAIN, ResumeEffect::Training) with Default {
+        /// weight of each sample in the loss; none: mean squared error of the velocity; snr: cogvideox-factory's form, the same loss up
+        /// to rounding; min_snr: min(SNR, gamma) / (SNR + 1)
+        pub weighting: LossWeighting = LossWeighting::None => word::<LossWeighting>();
+        /// largest signal-to-noise ratio that counts with loss.weighting = "min_snr"
+        pub min_snr_gamma: f64 = 5.0 => POSITIVE;
+        /// share of the loss that is the error of differences between adjacent latent frames, with more than 2 latent frames
+        /// (VideoX-Fun: 0.25); 0: none
+        pub motion: f64 = 0.0 => FRACTION;
     }
 }
 
-/// The weight of each sample in the loss.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum LossWeighting {
-    /// 1, of the velocity's error.
-    None,
-    /// `1 / (1 - ᾱ)`, of the clean latent's error.
-    Snr,
-    /// `min(SNR, γ) / (SNR + 1)`, of the velocity's error.
-    MinSnr,
+words! {
+    /// The weight of each sample in the loss.
+    pub enum LossWeighting {
+        /// 1, of the velocity's error.
+        None = "none",
+        /// `1 / (1 - ᾱ)`, of the clean latent's error.
+        Snr = "snr",
+        /// `min(SNR, γ) / (SNR + 1)`, of the velocity's error.
+        MinSnr = "min_snr",
+    }
 }
 
 /// Returns whether a parameter is a projection of attention or a norm of its queries or keys.
@@ -381,25 +393,17 @@ impl fmt::Display for Trainable {
     }
 }
 
-/// The dtype of the computation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum ComputeDtype {
-    /// 32-bit floats.
-    Float32,
-    /// 16-bit floats with the range of 32-bit ones.
-    Bfloat16,
+words! {
+    /// The dtype of the computation.
+    pub enum ComputeDtype {
+        /// 32-bit floats.
+        Float32 = "float32",
+        /// 16-bit floats with the range of 32-bit ones.
+        Bfloat16 = "bfloat16",
+    }
 }
 
 impl ComputeDtype {
-    /// Returns the name in recipes.
-    pub fn name(self) -> &'static str {
-        match self {
-            ComputeDtype::Float32 => "float32",
-            ComputeDtype::Bfloat16 => "bfloat16",
-        }
-    }
-
     /// Returns the size of one number in bytes.
     pub fn bytes(self) -> u64 {
         match self {
@@ -429,19 +433,18 @@ impl TokenPieces {
     }
 }
 
-/// The implementation of the scan of TTT layers on GPUs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum TttScan {
-    /// The CUDA kernel where it can run, else libtorch's operators.
-    Auto,
-    /// libtorch's operators, mini-batch by mini-batch.
-    Operators,
-    /// The CUDA kernel, in bfloat16.
-    Kernel,
-    /// The CUDA kernel with one thread block for each head, also where clusters of blocks could share its hidden units.
-    #[serde(rename = "kernel_without_clusters")]
-    KernelWithoutClusters,
+words! {
+    /// The implementation of the scan of TTT layers on GPUs.
+    pub enum TttScan {
+        /// The CUDA kernel where it can run, else libtorch's operators.
+        Auto = "auto",
+        /// libtorch's operators, mini-batch by mini-batch.
+        Operators = "operators",
+        /// The CUDA kernel, in bfloat16.
+        Kernel = "kernel",
+        /// The CUDA kernel with one thread block for each head, also where clusters of blocks could share its hidden units.
+        KernelWithoutClusters = "kernel_without_clusters",
+    }
 }
 
 impl TttScan {
@@ -461,38 +464,38 @@ impl TttScan {
     }
 }
 
-/// Which gradients a rank accumulates over the micro-batches of a step, with `mesh.dp_shard` > 1.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Accumulate {
-    /// The unsharded gradient of every unit, which is reduced once a step.
-    Whole,
-    /// The gradient of the rank's shard: every unit is reduced in every micro-batch.
-    Sharded,
+words! {
+    /// Which gradients a rank accumulates over the micro-batches of a step, with `mesh.dp_shard` > 1.
+    pub enum Accumulate {
+        /// The unsharded gradient of every unit, which is reduced once a step.
+        Whole = "whole",
+        /// The gradient of the rank's shard: every unit is reduced in every micro-batch.
+        Sharded = "sharded",
+    }
 }
 
-/// The implementation of norms with modulation, gates and rotary embeddings on GPUs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Fused {
-    /// CUDA kernels for the tensors that they support, and libtorch's operators for the others and on older GPUs.
-    Auto,
-    /// libtorch's operators.
-    Operators,
-    /// As `Auto`; a rank whose GPU has no kernels for the model does not start.
-    Kernel,
+words! {
+    /// The implementation of norms with modulation, gates and rotary embeddings on GPUs.
+    pub enum Fused {
+        /// CUDA kernels for the tensors that they support, and libtorch's operators for the others and on older GPUs.
+        Auto = "auto",
+        /// libtorch's operators.
+        Operators = "operators",
+        /// As `Auto`; a rank whose GPU has no kernels for the model does not start.
+        Kernel = "kernel",
+    }
 }
 
-/// The device of the ranks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Device {
-    /// One GPU per rank if the trainer finds GPUs, else the CPU.
-    Auto,
-    /// The CPU.
-    Cpu,
-    /// One GPU per rank; a node without enough GPUs is an error.
-    Cuda,
+words! {
+    /// The device of the ranks.
+    pub enum Device {
+        /// One GPU per rank if the trainer finds GPUs, else the CPU.
+        Auto = "auto",
+        /// The CPU.
+        Cpu = "cpu",
+        /// One GPU per rank; a node without enough GPUs is an error.
+        Cuda = "cuda",
+    }
 }
 
 impl Device {
@@ -504,32 +507,23 @@ impl Device {
             Device::Cuda => true,
         }
     }
-
-    /// Returns the name in recipes.
-    pub fn name(self) -> &'static str {
-        match self {
-            Device::Auto => "auto",
-            Device::Cpu => "cpu",
-            Device::Cuda => "cuda",
-        }
-    }
 }
 
-/// Activation checkpointing: which activations are kept for the backward pass, and which are recomputed.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Remat {
-    /// Whether blocks are recomputed in the backward pass.
-    pub mode: RematMode,
-    /// Blocks that are recomputed together from one saved input. A larger group keeps fewer inputs, and needs memory for
-    /// the activations of all its blocks.
-    pub group: usize,
-    /// Keeps the attention output of each block: more memory, and no recomputation of attention.
-    pub keep_attention: bool,
-    /// Keeps the outputs and inner states of the scans of TTT layers: more memory, and no recomputation of the scans.
-    pub keep_scan: bool,
-    /// Mini-batches of a TTT layer between saved inner states.
-    pub scan_group: usize,
+section! {
+    /// Activation checkpointing: which activations are kept for the backward pass, and which are recomputed.
+    pub struct Remat("remat", TRAIN, ResumeEffect::Rounding) {
+        /// activation checkpointing; block: blocks are recomputed in the backward pass; none: all activations are kept
+        pub mode: RematMode = RematMode::Block => word::<RematMode>();
+        // A larger group keeps fewer inputs, and needs memory for the activations of all its blocks.
+        /// blocks that are recomputed together, from one saved input
+        pub group: usize = 1 => int(1, 10_000);
+        /// keeps attention outputs for the backward pass instead of recomputing them
+        pub keep_attention: bool = true => BOOL;
+        /// keeps outputs and inner states of the scans of TTT layers for the backward pass instead of recomputing them
+        pub keep_scan: bool = false => BOOL;
+        /// mini-batches of a TTT layer between saved inner states
+        pub scan_group: usize = 16 => int(1, 1_000_000);
+    }
 }
 
 impl Remat {
@@ -550,28 +544,28 @@ impl Remat {
     }
 }
 
-/// Whether blocks are recomputed in the backward pass.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum RematMode {
-    /// All activations are kept, and the gathered weights of every block.
-    None,
-    /// Each block is recomputed once, from saved inputs.
-    Block,
+words! {
+    /// Whether blocks are recomputed in the backward pass.
+    pub enum RematMode {
+        /// Each block is recomputed once, from saved inputs.
+        Block = "block",
+        /// All activations are kept, and the gathered weights of every block.
+        None = "none",
+    }
 }
 
-/// When checkpoints are written and how many are kept.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct CheckpointPolicy {
-    /// Steps between checkpoints; 0: only when the run stops or ends.
-    pub interval: u64,
-    /// Number of newest checkpoints that are kept; 0: all.
-    pub keep_last: u64,
-    /// Checkpoints at multiples of this step are kept permanently; 0: none.
-    pub keep_every: u64,
-    /// Consecutive failed saves after which the run stops; 0: no limit.
-    pub max_failures: u64,
+section! {
+    /// When checkpoints are written and how many are kept.
+    pub struct CheckpointPolicy("checkpoint", TRAIN, ResumeEffect::None) {
+        /// steps between checkpoints; 0: only when the run stops or ends
+        pub interval: u64 = 0 => int(0, MANY).read_by(TRAIN_AND_COMMAND);
+        /// number of newest checkpoints that are kept; 0: all
+        pub keep_last: u64 = 0 => int(0, MANY);
+        /// keeps checkpoints at multiples of this step permanently; 0: none
+        pub keep_every: u64 = 0 => int(0, MANY);
+        /// consecutive failed saves after which the run stops; 0: no limit
+        pub max_failures: u64 = 0 => int(0, MANY);
+    }
 }
 
 impl CheckpointPolicy {
@@ -586,32 +580,33 @@ impl CheckpointPolicy {
     }
 }
 
-/// Metrics while training.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Log {
-    /// Steps between lines of metrics.
-    pub interval: u64,
-    /// Peak of one device in the recipe's dtype, in TFLOP/s, for MFU; 0: unknown.
-    pub peak_tflops: f64,
-    /// A loss that exceeds the recent median by this many times the usual spread is reported as a spike; 0: never.
-    pub spike: f64,
-    /// Whether TensorBoard's event files are written too.
-    pub tensorboard: bool,
-    /// Whether an offline run of W&B is written too.
-    pub wandb: WandbMode,
-    /// The folder of node_exporter's textfile collector, to which the newest metrics are written; empty: none.
-    pub prometheus: Utf8PathBuf,
+section! {
+    /// Metrics while training.
+    pub struct Log("log", TRAIN, ResumeEffect::None) {
+        /// steps between lines of metrics
+        pub interval: u64 = 1 => int(1, MANY);
+        /// peak of one device in the recipe's dtype, in TFLOP/s, for MFU: 989 for an H100 or H200, 312 for an A100; 0: no MFU
+        pub peak_tflops: f64 = 0.0 => NOT_NEGATIVE;
+        /// reports a loss spike when the loss exceeds the recent median by this many times the usual spread; 0: never
+        pub spike: f64 = 10.0 => NOT_NEGATIVE;
+        /// also writes TensorBoard's event files to tensorboard/ in the run directory: metrics, recipe, samples
+        pub tensorboard: bool = false => BOOL.read_by(EVERY_JOB);
+        /// offline: also writes an offline run of W&B to wandb/ in the run directory: metrics and recipe; wandb sync uploads it
+        pub wandb: WandbMode = WandbMode::Off => word::<WandbMode>().read_by(EVERY_JOB);
+        /// folder of node_exporter's textfile collector on the first node, to which the newest metrics are written as a .prom file;
+        /// default: none
+        pub prometheus: Utf8PathBuf = Utf8PathBuf::new() => OPTIONAL_PATH.read_by(EVERY_JOB);
+    }
 }
 
-/// Which files are written for W&B.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum WandbMode {
-    /// Nothing.
-    Off,
-    /// An offline run, which `wandb sync` uploads.
-    Offline,
+words! {
+    /// Which files are written for W&B.
+    pub enum WandbMode {
+        /// Nothing.
+        Off = "off",
+        /// An offline run, which `wandb sync` uploads.
+        Offline = "offline",
+    }
 }
 
 impl Log {

@@ -4,9 +4,9 @@ use toml::Value;
 
 use crate::name::is_name;
 use crate::nearest::nearest;
-use crate::schema::MANY;
+use crate::schema::{MANY, Spec};
 use crate::train::TRAINABLE;
-use crate::{Bounds, DefaultValue, Key, Kind, Pattern, TimeLimit};
+use crate::{Bounds, Key, Kind, Pattern, ResumeEffect, TimeLimit};
 
 /// The reason why a value is not valid, and the hint.
 #[derive(Debug)]
@@ -187,7 +187,7 @@ fn accept_bucket(bucket: &toml::Table) -> Result<Vec<Value>, BadValue> {
             Value::Array(list) if name == "frames" && !list.is_empty() => list.clone(),
             value => vec![value.clone()],
         };
-        let key = Key { path: name, kind, default: None, doc: "see data.buckets" };
+        let key = Spec::of(kind).key(name, "see data.buckets", None, (&[], ResumeEffect::Data));
         let bad = |bad: BadValue| BadValue { why: format!("{name} of a bucket: {}", bad.why), fix: bad.fix };
         let values: Vec<Value> =
             values.iter().map(|value| accept(&key, value).map_err(bad)).collect::<Result<_, _>>()?;
@@ -351,13 +351,17 @@ fn fix(key: &Key, value: &Value) -> String {
         }
         _ => {}
     }
-    match key.default {
-        Some(default)
-            if ![DefaultValue::Str(""), DefaultValue::EmptyList, DefaultValue::EmptyTable].contains(&default) =>
-        {
-            format!("correct it, or remove it for the default {} ({})", shown(&default.value()), key.doc)
+    let is_empty = |value: &Value| match value {
+        Value::String(text) => text.is_empty(),
+        Value::Array(items) => items.is_empty(),
+        Value::Table(table) => table.is_empty(),
+        _ => false,
+    };
+    match key.default_value().filter(|default| !is_empty(default)) {
+        Some(default) => {
+            format!("correct it, or remove it for the default {} ({})", shown(&default), key.doc)
         }
-        _ => format!("correct it ({})", key.doc),
+        None => format!("correct it ({})", key.doc),
     }
 }
 

@@ -15,8 +15,8 @@ fn each_training_system_has_a_recipe_that_saves_to_output_and_resumes_from_a_che
         assert!(run.contains("{output}") && run.contains("{checkpoint_interval}"), "{path}: {run}");
         assert!(run.contains("{node_rank}") && run.contains("{master_addr}"), "{path} cannot span nodes");
         assert!(resume.contains("{checkpoint}") || resume.contains("{checkpoint_step}"), "{path}: {resume}");
-        assert_ne!(recipe.command.trainer, OtherTrainer::None, "{path}");
-        assert!(trainers.insert(format!("{:?}", recipe.command.trainer)), "{path}: a second recipe for this trainer");
+        assert_ne!(recipe.command.adapter, OtherTrainer::None, "{path}");
+        assert!(trainers.insert(format!("{:?}", recipe.command.adapter)), "{path}: a second recipe for this trainer");
     }
     assert_eq!(trainers.len(), 5, "{trainers:?}");
 }

@@ -1,7 +1,7 @@
 //! For each key that accepts 0, tests that 0 has the effect that the documentation of the key states.
 
 use camino::Utf8Path;
-use recipe::{Bounds, Key, Kind, Recipe, SCHEMA, SampleSpec, Task, TrainerKind, load};
+use recipe::{Bounds, JobKind, Key, Kind, Recipe, SCHEMA, SampleSpec, load};
 use std::collections::BTreeSet;
 
 /// Keys for which 0 has no special meaning.
@@ -115,7 +115,7 @@ fn recipe(of: &str, sets: &[String]) -> Result<Recipe, recipe::RecipeError> {
 }
 
 fn with(key: &Key, value: &str) -> Recipe {
-    let of = if key.is_for(Task::Train, TrainerKind::Embedded) { "minimal" } else { "encode" };
+    let of = if key.is_for(JobKind::Train) { "minimal" } else { "encode" };
     let mut sets = vec![format!("{}={value}", key.path)];
     if key.path.starts_with("sample.") {
         sets.extend(["sample.prompts=[\"a rabbit\"]".into(), "encoders.folder=/model".into()]);

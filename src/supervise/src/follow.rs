@@ -46,7 +46,7 @@ impl Follower {
         let (sender, requests) = mpsc::channel();
         let mut writer = LogWriter::new(job);
         // A log in an unknown format does not show when the steps begin.
-        if job.recipe.command.trainer == OtherTrainer::None {
+        if job.recipe.command.adapter == OtherTrainer::None {
             writer.take(vec![LogEvent::Started]);
         }
         let thread = thread::spawn(move || {
@@ -117,7 +117,7 @@ impl LogWriter {
             start_step,
             world: job.attempt.placement.world(),
             log: GrowingLog::new(job.run.rank_log(&job.node, attempt, 0)),
-            reader: LogReader::new(job.recipe.command.trainer, attempt, start_step, accumulation),
+            reader: LogReader::new(job.recipe.command.adapter, attempt, start_step, accumulation),
             metrics: open(job.run.metrics()),
             events: open(job.run.events()),
             step: start_step,

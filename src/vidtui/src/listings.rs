@@ -229,7 +229,7 @@ fn recipe_facts(resolved: &Resolved) -> RecipeFacts {
     let is_command = recipe.trainer == TrainerKind::Command;
     let has_model = !is_command && recipe.task != Task::Encode;
     let kind = match recipe.task {
-        _ if is_command => recipe.command.trainer.name().unwrap_or("command"),
+        _ if is_command => recipe.command.adapter.program().unwrap_or("command"),
         Task::Train if recipe.lora.rank > 0 => "LoRA",
         task => task.name(),
     };

@@ -128,7 +128,7 @@ pub(super) fn known_placeholders(key: &str, words: &[String], recipe: &Recipe) -
 }
 
 pub(super) fn resume_finds_checkpoints(recipe: &Recipe) -> Result<(), Advice> {
-    if recipe.command.resume.is_empty() || recipe.command.trainer != OtherTrainer::None {
+    if recipe.command.resume.is_empty() || recipe.command.adapter != OtherTrainer::None {
         return Ok(());
     }
     Err(Advice {

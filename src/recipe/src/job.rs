@@ -1,0 +1,55 @@
+//! The jobs that a recipe may describe.
+
+use crate::{Recipe, Task, TrainerKind};
+
+/// The job of a recipe: a task of the embedded trainer, or a command.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum JobKind {
+    /// The embedded trainer trains a model.
+    Train,
+    /// The embedded trainer makes a data set of latents.
+    Encode,
+    /// The embedded trainer makes videos from a checkpoint.
+    Sample,
+    /// A command trains.
+    Command,
+}
+
+impl JobKind {
+    /// Every job, in the order of the documentation.
+    pub const ALL: [JobKind; 4] = [JobKind::Train, JobKind::Encode, JobKind::Sample, JobKind::Command];
+
+    /// Returns the job of a trainer with a task. A command has no task.
+    pub fn of(trainer: TrainerKind, task: Task) -> Self {
+        match (trainer, task) {
+            (TrainerKind::Command, _) => JobKind::Command,
+            (TrainerKind::Embedded, Task::Train) => JobKind::Train,
+            (TrainerKind::Embedded, Task::Encode) => JobKind::Encode,
+            (TrainerKind::Embedded, Task::Sample) => JobKind::Sample,
+        }
+    }
+
+    /// Returns the task of the embedded trainer; `None` for a command.
+    pub fn task(self) -> Option<Task> {
+        match self {
+            JobKind::Train => Some(Task::Train),
+            JobKind::Encode => Some(Task::Encode),
+            JobKind::Sample => Some(Task::Sample),
+            JobKind::Command => None,
+        }
+    }
+
+    /// Returns the job of a recipe in TOML. A recipe without a task trains.
+    pub(crate) fn of_words(trainer: Option<&str>, task: Option<&str>) -> Self {
+        let is_command = trainer == Some(TrainerKind::Command.name());
+        let trainer = if is_command { TrainerKind::Command } else { TrainerKind::Embedded };
+        Self::of(trainer, Task::ALL.into_iter().find(|known| Some(known.name()) == task).unwrap_or_default())
+    }
+}
+
+impl Recipe {
+    /// Returns the job of the recipe.
+    pub fn job(&self) -> JobKind {
+        JobKind::of(self.trainer, self.task)
+    }
+}
