@@ -124,7 +124,7 @@ impl Fake<'_> {
             }
         }
         let mut metrics = LineAppender::open(&self.dir.metrics()).unwrap();
-        let total = self.attempt.steps.unwrap_or(recipe.train.steps);
+        let total = self.attempt.effective(&recipe).train.steps();
         let lives_until = now_s() + LIFE.as_secs_f64();
         while step < total && now_s() < lives_until {
             thread::sleep(step_time);

@@ -28,7 +28,7 @@ fn a_plain_recipe_is_launched_with_an_override_from_the_list_of_recipes() {
     console.press("s").press("train.st").press(TAB).shows(&["train.steps="]).press("2").press(ENTER);
     console.shows(&["override", "Start small-short?"]).press(ENTER).shows(&["finished"]);
     let run = site.runs()[0].read_run().unwrap();
-    assert_eq!(run.recipe().unwrap().train.steps, 2);
+    assert_eq!(run.recipe().unwrap().train.steps(), 2);
     assert_eq!(run.stage, None);
 }
 

@@ -64,7 +64,7 @@ fn a_recipe_is_launched_with_typed_arguments() {
     console.press("l").shows(&["vidtui launch"]).press("configs/small/short.toml --sett x").press(ENTER);
     console.shows(&["Hint"]).press(ENTER).press("l").press("\x17\x17--set train.steps=2").press(ENTER);
     console.shows(&["Start small-short?"]).press(ENTER).shows(&["finished"]);
-    assert_eq!(site.runs()[0].read_run().unwrap().recipe().unwrap().train.steps, 2);
+    assert_eq!(site.runs()[0].read_run().unwrap().recipe().unwrap().train.steps(), 2);
 }
 
 #[test]

@@ -11,7 +11,7 @@ use cluster::slurm::JobStatus;
 use health::Finding;
 use plan::{LaunchPlan, NodeProcesses, RunKill};
 use ratatui_core::buffer::Buffer;
-use recipe::Task;
+use recipe::{Length, Task};
 use rundir::{
     AlertState, Attempt, CheckpointEntry, EncodeStages, Event, Failure, ItemCounts, Lineage, MetricSample, NodePoint,
     NodeSample, RunId, SampleFolder, SamplingProgress, StartFrom,
@@ -451,11 +451,9 @@ pub struct StageView {
     pub seq_len: usize,
     /// Latent frames per sample.
     pub latent_frames: usize,
-    /// Number of steps; 0 if the length is given in epochs.
-    pub steps: u64,
-    /// Number of epochs, instead of steps.
-    #[serde(default)]
-    pub epochs: u64,
+    /// The length of the stage.
+    #[serde(flatten)]
+    pub length: Length,
     /// Samples per step over all ranks.
     pub global_batch: usize,
     /// Ranks of the mesh.
@@ -468,10 +466,10 @@ pub struct StageView {
 
 impl StageView {
     /// Returns the length of the stage: `240 steps`, `3 epochs`.
-    pub fn length(&self) -> String {
-        match self.epochs {
-            0 => format!("{} steps", units::grouped(self.steps)),
-            epochs => units::counted(epochs as usize, "epoch"),
+    pub fn length_in_words(&self) -> String {
+        match self.length {
+            Length::Steps(steps) => format!("{} steps", units::grouped(steps)),
+            epochs => epochs.to_string(),
         }
     }
 }

@@ -151,8 +151,9 @@ pub fn store_folder(path: &Utf8Path) -> Option<Utf8PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::order::{End, Order};
+    use crate::order::Order;
     use crate::{LATENT, TEXT};
+    use recipe::Length;
     use weights::Dtype;
     use weights::fixtures::{temp, write};
 
@@ -206,7 +207,7 @@ mod tests {
         // Two thirds of the samples are images by weight, and half of them by share.
         let samples = |recipe: &Recipe| {
             let order = Order::of(recipe, &table).unwrap();
-            assert!(order.forecast(End::Epochs(30)).unused.is_empty());
+            assert!(order.forecast(Length::Epochs(30)).unused.is_empty());
             let of = |images: bool| {
                 let buckets = order.buckets().iter().filter(|bucket| (bucket.shape.frames == 1) == images);
                 let parts = buckets.flat_map(|bucket| &bucket.parts);

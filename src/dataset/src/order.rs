@@ -16,7 +16,7 @@ pub use plan::{MicroBatch, StepPlan};
 
 use crate::Table;
 use plan::Epoch;
-use recipe::{DataSet, Flops, Recipe, Shape, Shapes};
+use recipe::{DataSet, Flops, Length, Recipe, Shape, Shapes};
 use rundir::{ErrorCode, Failure, xxh3_hex};
 use std::collections::BTreeMap;
 use stream::Stream;
@@ -93,15 +93,6 @@ pub struct OrderedItem {
     pub item: usize,
     /// How often the order used the item before.
     pub pass: u64,
-}
-
-/// The end of a run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum End {
-    /// After this number of steps.
-    Steps(u64),
-    /// After this number of epochs.
-    Epochs(u64),
 }
 
 /// The length of a run, and the items that it will not use.
@@ -190,11 +181,7 @@ impl Order {
     /// allows have a shape that never fills a step; or the run has no step.
     pub fn checked(recipe: &Recipe, table: &Table) -> Result<(Self, Forecast), Failure> {
         let order = Self::of(recipe, table)?;
-        let end = match recipe.train.steps {
-            0 => End::Epochs(recipe.train.epochs),
-            steps => End::Steps(steps),
-        };
-        let mut forecast = order.forecast(end);
+        let mut forecast = order.forecast(recipe.train.length);
         forecast.unused_in_words = check_unused(recipe, &order, &forecast)?;
         Ok((order, forecast))
     }
@@ -263,14 +250,14 @@ impl Order {
     }
 
     /// Returns the length of a run and the buckets that it will not use. Computes with numbers of items only, so it is fast for any length.
-    pub fn forecast(&self, end: End) -> Forecast {
+    pub fn forecast(&self, length: Length) -> Forecast {
         let mut taken = vec![0; self.buckets.len()];
         let mut forecast = Forecast { steps: 0, epochs: 0, unused: Vec::new(), unused_in_words: None };
         loop {
-            let enough = match end {
-                End::Epochs(epochs) => forecast.epochs >= epochs,
+            let enough = match length {
+                Length::Epochs(epochs) => forecast.epochs >= epochs,
                 // Once every bucket is used, later epochs change nothing.
-                End::Steps(steps) => forecast.steps >= steps || taken.iter().all(|micro_batches| *micro_batches > 0),
+                Length::Steps(steps) => forecast.steps >= steps || taken.iter().all(|micro_batches| *micro_batches > 0),
             };
             if enough {
                 break;
@@ -279,7 +266,7 @@ impl Order {
                 forecast.steps += window.steps;
                 window.takes.iter().for_each(|(bucket, micro_batches)| taken[*bucket] += micro_batches * window.steps);
             }
-            if let End::Steps(steps) = end
+            if let Length::Steps(steps) = length
                 && forecast.steps > steps
             {
                 // The run ends within this epoch.
@@ -287,7 +274,7 @@ impl Order {
             }
             forecast.epochs += 1;
         }
-        if let End::Steps(steps) = end {
+        if let Length::Steps(steps) = length {
             forecast.steps = steps;
         }
         if forecast.epochs > 0 {

@@ -23,9 +23,8 @@ pub struct DiskNeed {
 }
 
 impl DiskNeed {
-    /// Computes the need for the steps from `done` to `total`, with `saved` checkpoints on disk. The newest one has
-    /// `newest_bytes` bytes.
-    pub(crate) fn new(recipe: &Recipe, done: u64, total: u64, saved: u64, newest_bytes: Option<u64>) -> Self {
+    /// Computes the need for the steps of a run after `done`, with `saved` checkpoints on disk. The newest one has `newest_bytes` bytes.
+    pub(crate) fn new(recipe: &Recipe, done: u64, saved: u64, newest_bytes: Option<u64>) -> Self {
         if recipe.trainer == recipe::TrainerKind::Command {
             // The next checkpoint is as large as the newest and is written before an old one is removed. It is unknown how
             // many checkpoints the command keeps.
@@ -37,6 +36,8 @@ impl DiskNeed {
             });
         }
         let policy = &recipe.checkpoint;
+        // At least the last step is saved.
+        let total = recipe.train.length.steps().unwrap_or(done);
         let steps = total.saturating_sub(done);
         let written = if policy.interval == 0 { 1 } else { steps.div_ceil(policy.interval).max(1) };
         // A new checkpoint is completed before the oldest is removed, so there must be room for `keep_last` + 1.
@@ -105,6 +106,8 @@ pub fn check_disk(what: &str, need: &DiskNeed, free_bytes: u64, at: &Utf8Path, s
 
 #[cfg(test)]
 mod tests {
+    use recipe::Length;
+
     use super::*;
     use crate::fixtures;
 
@@ -112,7 +115,8 @@ mod tests {
         let mut recipe = fixtures::recipe();
         recipe.checkpoint.interval = interval;
         recipe.checkpoint.keep_last = keep_last;
-        DiskNeed::new(&recipe, 0, steps, saved, None).count
+        recipe.train.length = Length::Steps(steps);
+        DiskNeed::new(&recipe, 0, saved, None).count
     }
 
     #[test]
@@ -130,15 +134,16 @@ mod tests {
     fn the_need_includes_checkpoints_that_are_never_removed() {
         let mut recipe = fixtures::recipe();
         (recipe.checkpoint.interval, recipe.checkpoint.keep_last) = (20, 1);
-        let need = |recipe: &Recipe, done, total| DiskNeed::new(recipe, done, total, 0, None).count;
-        assert_eq!(need(&recipe, 0, 600), 2);
+        recipe.train.length = Length::Steps(600);
+        let need = |recipe: &Recipe, done| DiskNeed::new(recipe, done, 0, None).count;
+        assert_eq!(need(&recipe, 0), 2);
         recipe.checkpoint.keep_every = 200;
-        assert_eq!(need(&recipe, 0, 600), 2 + 3);
-        assert_eq!(need(&recipe, 300, 600), 2 + 2, "steps 400 and 600");
+        assert_eq!(need(&recipe, 0), 2 + 3);
+        assert_eq!(need(&recipe, 300), 2 + 2, "steps 400 and 600");
         recipe.checkpoint.keep_every = 30;
-        assert_eq!(need(&recipe, 0, 600), 2 + 10, "only multiples of 60 are saved and kept");
+        assert_eq!(need(&recipe, 0), 2 + 10, "only multiples of 60 are saved and kept");
         recipe.checkpoint.keep_every = 20;
-        assert_eq!(need(&recipe, 0, 600), 30, "every one that is written");
+        assert_eq!(need(&recipe, 0), 30, "every one that is written");
     }
 
     #[test]
@@ -157,7 +162,7 @@ mod tests {
         let recipe = Recipe { trainer: recipe::TrainerKind::Command, ..fixtures::recipe() };
         let (at, setting) = (Utf8Path::new("/out"), "command.output");
         let refusal = |newest_bytes, free_bytes| {
-            let need = DiskNeed::new(&recipe, 20, 60, 1, newest_bytes);
+            let need = DiskNeed::new(&recipe, 20, 1, newest_bytes);
             check_disk("cannot resume demo", &need, free_bytes, at, setting).err().map(|failure| failure.code)
         };
         assert_eq!(refusal(None, 300 << 20), Some(ErrorCode::DiskFull));

@@ -60,8 +60,7 @@ pub fn recipe() -> Recipe {
         },
         data: Data { index: "/data/demo/2s.jsonl".into(), ..Data::default() },
         train: Train {
-            steps: 60,
-            epochs: 0,
+            length: recipe::Length::Steps(60),
             global_batch: 4,
             grad_accum: 1,
             seed: 42,

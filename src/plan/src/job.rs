@@ -83,13 +83,12 @@ pub fn job_start(request: &JobStartRequest<'_>, cx: &Context) -> Result<JobStart
 
 /// Plans the attempt that was submitted, on the nodes of the allocation.
 fn plan_submitted(request: &ResumeRequest<'_>, attempt: Attempt, cx: &Context) -> Result<LaunchPlan, Failure> {
-    let recipe = request.run.recipe()?;
-    let steps = attempt.steps.unwrap_or(recipe.train.steps);
+    let recipe = attempt.effective(&request.run.recipe()?);
     let disk = match (&cx.options.encode, recipe.task) {
         (Some(encode), recipe::Task::Encode) => DiskNeed::of_data_set(encode.disk_bytes),
         (None, recipe::Task::Encode) => DiskNeed::default(),
         (_, recipe::Task::Sample) => DiskNeed::of_data_set(0),
-        _ => DiskNeed::new(&recipe, attempt.start_step, steps, request.saved(), request.newest_bytes()),
+        _ => DiskNeed::new(&recipe, attempt.start_step, request.saved(), request.newest_bytes()),
     };
     Ok(LaunchPlan::of(request.run.clone(), request.dir.clone(), &recipe, attempt, disk, cx))
 }

@@ -1,7 +1,7 @@
 //! Plans a new run.
 
 use camino::Utf8PathBuf;
-use recipe::{Curriculum, Mesh, Recipe, StageSpec, StageStart, Task, Trainable, save_reserve_s};
+use recipe::{Curriculum, Length, Mesh, Recipe, StageSpec, StageStart, Task, Trainable, save_reserve_s};
 use rundir::{AttemptWhy, ErrorCode, Failure, Lineage, Run, RunDir, RunId, SCHEMA, StartFrom};
 
 use crate::launch_plan::{Draft, crossing, place, sizes};
@@ -136,7 +136,7 @@ impl NewRun<'_> {
     pub fn plan(mut self, what: &str, cx: &Context) -> Result<LaunchPlan, Failure> {
         let recipe = self.recipe;
         // The rules about steps apply to a recipe in epochs only with the number of steps that the epochs take.
-        let steps = cx.options.steps.filter(|_| recipe.train.epochs > 0);
+        let steps = cx.options.steps.filter(|_| matches!(recipe.train.length, Length::Epochs(_)));
         steps.map_or_else(|| recipe.check(), |steps| recipe.with_steps(steps).map(drop)).map_err(|error| {
             let why = format!("{}: {}", error.what, error.why);
             Failure { what: what.to_owned(), why, ..error.into() }
@@ -292,7 +292,7 @@ mod tests {
     #[test]
     fn a_recipe_for_epochs_is_launched_with_the_steps_that_they_take() {
         let mut recipe = recipe();
-        (recipe.train.steps, recipe.train.epochs) = (0, 3);
+        recipe.train.length = Length::Epochs(3);
         let with = |steps: u64| {
             let mut context = context(2);
             context.options.steps = Some(steps);

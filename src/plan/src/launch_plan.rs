@@ -3,7 +3,7 @@
 use camino::{Utf8Path, Utf8PathBuf};
 use cluster::slurm::{Adopted, SlurmSpec};
 use cluster::{Node, NodeId, Placement, PlacementError};
-use recipe::{Mesh, Per, Recipe, Task};
+use recipe::{Length, Mesh, Per, Recipe, Task};
 use rundir::{
     Attempt, AttemptWhy, CommandPlace, ErrorCode, Failure, Login, Run, RunDir, SCHEMA, StartFrom, command_folder,
     command_output, command_ranks, command_template, command_words,
@@ -174,30 +174,28 @@ impl Draft<'_> {
             placement,
             slurm: cx.target.slurm.clone(),
         };
-        let steps = self.steps.unwrap_or(self.recipe.train.steps);
-        let encode = cx.options.encode.as_ref().filter(|_| self.recipe.task == Task::Encode);
-        let disk = match self.recipe.task {
+        let recipe = &attempt.effective(self.recipe);
+        let encode = cx.options.encode.as_ref().filter(|_| recipe.task == Task::Encode);
+        let disk = match recipe.task {
             Task::Encode => DiskNeed::of_data_set(encode.map_or(0, |encode| encode.disk_bytes)),
             // Videos are small, and there are no checkpoints.
             Task::Sample => DiskNeed::of_data_set(0),
-            Task::Train => DiskNeed::new(self.recipe, self.start_step, steps, self.saved, self.newest_bytes),
+            Task::Train => DiskNeed::new(recipe, self.start_step, self.saved, self.newest_bytes),
         };
-        let plan = LaunchPlan::of(self.run, self.dir, self.recipe, attempt, disk, cx);
+        let plan = LaunchPlan::of(self.run, self.dir, recipe, attempt, disk, cx);
         let LaunchPlan { run, dir, attempt, disk, .. } = &plan;
-        let mut summary = match self.recipe.trainer {
-            _ if self.recipe.task == Task::Encode => {
+        let mut summary = match recipe.trainer {
+            _ if recipe.task == Task::Encode => {
                 let rows = encode.map_or(&[][..], |encode| &encode.rows);
-                short_summary(dir, self.recipe, attempt, encode_rows(self.recipe), rows, &cx.trainer.path)
+                short_summary(dir, recipe, attempt, encode_rows(recipe), rows, &cx.trainer.path)
             }
-            _ if self.recipe.task == Task::Sample => {
-                let rows = sample_rows(self.recipe, attempt, &self.weights);
-                short_summary(dir, self.recipe, attempt, rows, &[], &cx.trainer.path)
+            _ if recipe.task == Task::Sample => {
+                let rows = sample_rows(recipe, attempt, &self.weights);
+                short_summary(dir, recipe, attempt, rows, &[], &cx.trainer.path)
             }
-            recipe::TrainerKind::Embedded => {
-                summary(run, dir, self.recipe, attempt, steps, &self.weights, disk, &cx.trainer.path)
-            }
+            recipe::TrainerKind::Embedded => summary(run, dir, recipe, attempt, &self.weights, disk, &cx.trainer.path),
             recipe::TrainerKind::Command => {
-                command_summary(run, dir, self.recipe, attempt, steps, &self.weights, plan.master.as_ref())
+                command_summary(run, dir, recipe, attempt, &self.weights, plan.master.as_ref())
             }
         };
         let job_script = cx.target.pending_slurm().map(|_| job_script::script(dir, run, attempt, cx));
@@ -312,7 +310,6 @@ fn command_summary(
     dir: &RunDir,
     recipe: &Recipe,
     attempt: &Attempt,
-    steps: u64,
     weights: &str,
     master: Option<&Master>,
 ) -> Vec<(String, String)> {
@@ -323,7 +320,7 @@ fn command_summary(
     }
     let queued = queued(attempt);
     rows.push(("ranks", ranks_in_words(attempt)));
-    rows.push(("steps", format!("{} to {steps}", attempt.start_step + 1)));
+    rows.push(("steps", steps_in_words(recipe, attempt)));
     rows.push(("weights", weights.to_owned()));
     let env = &recipe.env;
     let names: Vec<String> = env.all().into_iter().map(|(name, value)| format!("{name}={value}")).collect();
@@ -356,13 +353,11 @@ fn command_summary(
     rows.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
 }
 
-#[expect(clippy::too_many_arguments, reason = "each is a row of the table")]
 fn summary(
     run: &Run,
     dir: &RunDir,
     recipe: &Recipe,
     attempt: &Attempt,
-    steps: u64,
     weights: &str,
     disk: &DiskNeed,
     trainer: &Utf8Path,
@@ -374,15 +369,15 @@ fn summary(
     rows.push(("ranks", ranks_in_words(attempt)));
     rows.push(("mesh", attempt.mesh.to_string()));
     let batch = &recipe.train.global_batch;
-    let epochs = match recipe.train.epochs {
-        0 => String::new(),
-        epochs => format!(" ({})", counted(epochs as usize, "epoch")),
+    let epochs = match run.length() {
+        Some(length @ Length::Epochs(_)) => format!(" ({length})"),
+        _ => String::new(),
     };
     let each = match recipe.data.buckets.iter().any(|bucket| bucket.batch.is_some()) {
         true => "samples as in data.buckets".to_owned(),
         false => format!("{} each", counted(*batch, "sample")),
     };
-    rows.push(("steps", format!("{} to {steps}{epochs}, {each}", attempt.start_step + 1)));
+    rows.push(("steps", format!("{}{epochs}, {each}", steps_in_words(recipe, attempt))));
     rows.push(("weights", weights.to_owned()));
     if let Some((restored, reset)) = restored(&attempt.start) {
         rows.push(("restored", restored.into()));
@@ -404,9 +399,14 @@ fn summary(
     rows.extend(start_rows(dir, attempt, trainer));
     let mut rows: Vec<(String, String)> = rows.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
     // The row `checkpoints` above already shows the size of a checkpoint.
-    let on_this_mesh = Recipe { mesh: attempt.mesh, ..recipe.clone() };
-    rows.extend(cost_rows(&on_this_mesh).into_iter().filter(|(name, _)| name != "checkpoint"));
+    rows.extend(cost_rows(recipe).into_iter().filter(|(name, _)| name != "checkpoint"));
     rows
+}
+
+/// Returns the steps of the attempt: `21 to 60`.
+fn steps_in_words(recipe: &Recipe, attempt: &Attempt) -> String {
+    let first = attempt.start_step + 1;
+    recipe.train.length.steps().map_or_else(|| format!("from {first}"), |last| format!("{first} to {last}"))
 }
 
 /// Returns the rows about the input and the output of an encode.

@@ -1,6 +1,6 @@
 //! Plans resumes: by the user, after a failure, and when a Slurm job is requeued.
 
-use recipe::{Mesh, Recipe, ResumeChange, ResumeEffect, RunSettings};
+use recipe::{Length, Mesh, Recipe, ResumeChange, ResumeEffect, RunSettings};
 use rundir::{
     Attempt, AttemptWhy, CheckpointEntry, CheckpointSummary, ErrorCode, Failure, Lineage, Run, RunDir, StartFrom,
 };
@@ -549,12 +549,13 @@ fn steps(
     checkpoint: Option<&CheckpointSummary>,
 ) -> Result<Option<u64>, Failure> {
     let raised = request.options.steps.or(request.facts.attempt.as_ref().and_then(|last| last.steps));
-    let total = raised.unwrap_or(recipe.train.steps);
+    let of_recipe = recipe.train.length.steps();
+    // The steps of epochs are computed from the data sets when the run starts.
+    let Some(total) = raised.or(of_recipe) else { return Ok(None) };
     let done = checkpoint.map_or(0, |checkpoint| checkpoint.step);
     if done >= total {
         let id = &request.run.id;
-        let of_recipe = if recipe.train.steps > 0 { recipe.train.steps } else { total };
-        let longer = total.max(done) + of_recipe.max(1);
+        let longer = total.max(done) + of_recipe.unwrap_or(total).max(1);
         let next = if request.run.stage.is_some() {
             format!(", or start the next stage: `vidtui next {id}`")
         } else {
@@ -567,7 +568,7 @@ fn steps(
             format!("train longer: `vidtui resume {id} --set train.steps={longer}`{next}"),
         ));
     }
-    Ok(raised.filter(|steps| *steps != recipe.train.steps))
+    Ok(raised.filter(|steps| Some(*steps) != of_recipe))
 }
 
 /// Returns the last mesh or the recipe's mesh if its size fits. Otherwise keeps `dp_replicate` and `tp`, and changes
@@ -659,7 +660,7 @@ fn new_run(
     let run = request.run;
     let mut recipe = recipe.clone();
     if let Some(steps) = request.options.steps {
-        (recipe.train.steps, recipe.train.epochs) = (steps, 0);
+        recipe.train.length = Length::Steps(steps);
     }
     let new = NewRun {
         name: &run.name,

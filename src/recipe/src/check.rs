@@ -10,7 +10,7 @@ mod tasks;
 use crate::{JobKind, Key, Recipe};
 use data::{
     buckets_are_sound, buckets_fit_the_model, collectives_have_time, equal_shares, images_have_their_own_shape,
-    one_length, one_share_of_images, one_size_or_buckets, one_way_to_name_data, sets_agree, whole_heads,
+    one_share_of_images, one_size_or_buckets, one_way_to_name_data, sets_agree, whole_heads,
 };
 use memory::{
     blocks_can_be_swapped, blocks_can_stay_gathered, gradients_are_sharded, inputs_are_saved, state_can_be_offloaded,
@@ -80,7 +80,6 @@ const RULES: &[(&[&str], Rule)] = &[
     (&["data.sets"], sets_agree),
     (&["data.image_share", "data.sets"], one_share_of_images),
     (&["data.image_share", "data.shapes", "data.buckets"], images_have_their_own_shape),
-    (&["train.steps", "train.epochs"], one_length),
     (&["optimizer.warmup_steps", "train.steps"], warmup_ends),
     (&["optimizer.lr", "optimizer.lr_end"], |r| falls("lr", r.optimizer.schedule, r.optimizer.lr, r)),
     (&["optimizer.lr_ttt", "optimizer.lr_end"], |r| falls("lr_ttt", r.optimizer.schedule_ttt, r.optimizer.lr_ttt, r)),
@@ -161,6 +160,15 @@ type Rule = fn(&Recipe) -> Result<(), Advice>;
 struct Advice {
     why: String,
     fix: String,
+}
+
+/// Returns the rule that a recipe with both lengths of a run breaks. [`Length`](crate::Length) has one of them.
+pub(crate) fn two_lengths(steps: i64, epochs: i64) -> Broken {
+    Broken {
+        keys: &["train.steps", "train.epochs"],
+        why: format!("train.steps {steps} and train.epochs {epochs} both set the length of the run"),
+        fix: "remove one of them".into(),
+    }
 }
 
 /// Returns the first rule that does not hold.

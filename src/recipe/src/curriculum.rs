@@ -426,7 +426,7 @@ mod tests {
     fn flags_apply_to_every_stage() {
         let path = "../../tests/fixtures/configs/valid/stages/curriculum.toml";
         let curriculum = Curriculum::load(path.into(), &["train.steps=9".into()]).unwrap();
-        assert!(curriculum.stages.iter().all(|stage| stage.resolved.recipe.train.steps == 9));
+        assert!(curriculum.stages.iter().all(|stage| stage.resolved.recipe.train.length == crate::Length::Steps(9)));
     }
 
     #[test]

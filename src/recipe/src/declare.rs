@@ -49,6 +49,9 @@ macro_rules! words {
 /// section, the jobs that read it ([`Spec::read_by`](crate::schema::Spec::read_by)) and its effect on a resume
 /// ([`Spec::on_resume`](crate::schema::Spec::on_resume)).
 ///
+/// `"…" flatten field: Type;` before the keys declares a field whose keys are those of another declaration, for a value that several keys
+/// describe. The recipe lists that declaration `with keys of`.
+///
 /// From the declaration follow the struct, its rows of [`SCHEMA`](crate::SCHEMA) and, with `with Default` after the name, its defaults. In
 /// these, a key that must be set is empty.
 macro_rules! section {
@@ -59,6 +62,7 @@ macro_rules! section {
     (
         $(#[$meta:meta])*
         pub struct $name:ident($section:literal, $jobs:expr, $effect:expr) {
+            $($flat_doc:literal flatten $flat:ident: $flat_type:ty;)?
             $(
                 $(#[doc = $doc:literal])+
                 $(#[serde($($serde:tt)*)])?
@@ -71,6 +75,11 @@ macro_rules! section {
         #[serde(deny_unknown_fields)]
         #[allow(rustdoc::broken_intra_doc_links, rustdoc::invalid_html_tags, reason = "the comments are texts of the console")]
         pub struct $name {
+            $(
+                #[doc = $flat_doc]
+                #[serde(flatten)]
+                pub $flat: $flat_type,
+            )?
             $(
                 $(#[doc = $doc])+
                 $(#[serde($($serde)*)])?
@@ -124,7 +133,7 @@ macro_rules! recipe {
                 pub $key:ident: $type:ty = $default:expr => $spec:expr;
             )+
         } with sections {
-            $($(#[$section_meta:meta])+ pub $section:ident: $section_type:ident;)+
+            $($(#[$section_meta:meta])+ pub $section:ident: $section_type:ident $(with keys of $flat:ident)?;)+
         }
     ) => {
         $(#[$meta])*
@@ -143,8 +152,8 @@ macro_rules! recipe {
             )+];
 
             /// The keys above all sections, then those of each section.
-            pub(crate) const SECTIONS: [&'static [crate::Key]; 1 + [$(stringify!($section)),+].len()] =
-                [Self::KEYS, $($section_type::KEYS),+];
+            pub(crate) const SECTIONS: &'static [&'static [crate::Key]] =
+                &[Self::KEYS, $($($flat::KEYS,)? $section_type::KEYS),+];
         }
     };
 }

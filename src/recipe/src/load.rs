@@ -147,9 +147,9 @@ fn from_table(table: &toml::Table) -> Result<Recipe, RecipeError> {
             values.set.insert(key.path.to_owned(), (value, Origin::Default));
         }
     }
-    let what = values.what.clone();
+    let (what, two_lengths) = (values.what.clone(), values.two_lengths());
     let recipe = values.finish("unnamed")?.recipe;
-    match check::first_broken(&recipe) {
+    match two_lengths.or_else(|| check::first_broken(&recipe)) {
         None => Ok(recipe),
         Some(broken) => {
             let why = broken.why.clone();
@@ -279,7 +279,7 @@ impl Settings {
     pub fn resolve(&self) -> Result<Resolved, RecipeError> {
         let stem = self.path.file_stem().unwrap_or_default();
         let resolved = self.clone().finish(&name_of(stem))?;
-        match check::first_broken(&resolved.recipe) {
+        match self.two_lengths().or_else(|| check::first_broken(&resolved.recipe)) {
             None => Ok(resolved),
             Some(broken) => {
                 let place = |key: &&str| resolved.origins[*key].place(key, &self.path);
@@ -403,6 +403,12 @@ impl Settings {
         JobKind::of_words(word("trainer"), word("task"))
     }
 
+    /// Returns the broken rule if both lengths of a run are set.
+    fn two_lengths(&self) -> Option<check::Broken> {
+        let number = |key: &str| self.set.get(key)?.0.as_integer().filter(|number| *number > 0);
+        Some(check::two_lengths(number("train.steps")?, number("train.epochs")?))
+    }
+
     /// Rejects keys that the recipe's job does not read.
     fn check_keys(&self, job: JobKind) -> Result<(), RecipeError> {
         let foreign = SCHEMA.iter().find(|key| !key.is_for(job) && self.set.contains_key(key.path));
@@ -508,7 +514,7 @@ impl Settings {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Curriculum;
+    use crate::{Curriculum, Length};
 
     const CONFIGS: &str = "../../tests/fixtures/configs";
 
@@ -562,7 +568,7 @@ mod tests {
         assert_eq!(origin("train.global_batch"), "configs/valid/minimal.toml:15");
         assert_eq!(resolved.recipe.model.head_dim, 16);
         assert_eq!(origin("model.head_dim"), "--set model.head_dim=16");
-        assert_eq!(resolved.recipe.train.steps, 7);
+        assert_eq!(resolved.recipe.train.length, Length::Steps(7));
         assert_eq!(resolved.recipe.optimizer.beta2, 0.95);
         assert_eq!(origin("optimizer.beta2"), "default");
     }
@@ -603,14 +609,15 @@ mod tests {
     fn epochs_and_several_sets_replace_the_steps_and_the_index_of_a_base() {
         let sets = ["train.epochs=3", "data.sets=[{index = '/a', weight = 2}, {index = '/b', weight = 0.5}]"];
         let Resolved { recipe, table, .. } = valid("minimal.toml", &sets).unwrap();
-        assert_eq!((recipe.train.steps, recipe.train.epochs), (0, 3));
+        assert_eq!(recipe.train.length, Length::Epochs(3));
         let shares: Vec<_> = recipe.data.all().into_iter().map(|set| (set.index, set.weight)).collect();
         assert_eq!(shares, [("/a".into(), Some(2.0)), ("/b".into(), Some(0.5))]);
         assert_eq!(Recipe::from_table(&table), Ok(recipe));
-        let back = ["train.epochs=3", "train.steps=7"].map(|set| valid("minimal.toml", &[set]).unwrap().recipe.train);
-        assert_eq!(back.map(|train| (train.steps, train.epochs)), [(0, 3), (7, 0)]);
+        let back =
+            ["train.epochs=3", "train.steps=7"].map(|set| valid("minimal.toml", &[set]).unwrap().recipe.train.length);
+        assert_eq!(back, [Length::Epochs(3), Length::Steps(7)]);
         let last = valid("minimal.toml", &["train.steps=7", "train.epochs=3"]).unwrap().recipe.train;
-        assert_eq!((last.steps, last.epochs), (0, 3));
+        assert_eq!(last.length, Length::Epochs(3));
     }
 
     #[test]
@@ -627,7 +634,7 @@ mod tests {
     #[test]
     fn a_run_of_epochs_is_checked_again_when_its_steps_are_known() {
         let recipe = valid("minimal.toml", &["train.epochs=3", "optimizer.warmup_steps=50"]).unwrap().recipe;
-        assert_eq!(recipe.with_steps(100).unwrap().train.steps, 100);
+        assert_eq!(recipe.with_steps(100).unwrap().train.length, Length::Steps(100));
         assert_eq!(recipe.with_steps(20).unwrap_err().keys, ["optimizer.warmup_steps", "train.steps"]);
     }
 

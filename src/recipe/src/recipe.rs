@@ -1,10 +1,11 @@
 //! A complete recipe: every section of a training configuration.
 
+use crate::length::LengthKeys;
 use crate::schema::{EMBEDDED, EVERY_JOB, Kind, Spec, word};
 use crate::{
-    CheckpointPolicy, Command, Conditioning, Data, Ema, Encode, Encoders, Env, Log, Lora, Loss, MemorySettings, Mesh,
-    Model, Optimizer, ParamSpec, RecipeError, Remat, ResumeEffect, RunSettings, SCHEMA, Sampling, Shape, Shapes, Task,
-    Train, Trainable, TrainerKind,
+    CheckpointPolicy, Command, Conditioning, Data, Ema, Encode, Encoders, Env, Length, Log, Lora, Loss, MemorySettings,
+    Mesh, Model, Optimizer, ParamSpec, RecipeError, Remat, ResumeEffect, RunSettings, SCHEMA, Sampling, Shape, Shapes,
+    Task, Train, Trainable, TrainerKind,
 };
 
 recipe! {
@@ -34,7 +35,7 @@ recipe! {
         /// The clips to encode, and the settings of the encode.
         pub encode: Encode;
         /// Steps, batch and trained parameters.
-        pub train: Train;
+        pub train: Train with keys of LengthKeys;
         /// Adapters that are trained beside frozen weights.
         pub lora: Lora;
         /// The inputs of the network besides the noised latent and the text.
@@ -115,7 +116,7 @@ impl Recipe {
     /// # Errors
     /// If a rule between this number and other keys does not hold, such as a warm-up that is longer than the run.
     pub fn with_steps(&self, steps: u64) -> Result<Recipe, RecipeError> {
-        let train = Train { steps, epochs: 0, ..self.train.clone() };
+        let train = Train { length: Length::Steps(steps), ..self.train.clone() };
         let recipe = Recipe { train, ..self.clone() };
         recipe.check().map(|()| recipe)
     }

@@ -56,14 +56,8 @@ impl Recipe {
     /// # Errors
     /// When a flag is malformed, a key is unknown or does not apply to the task, or a rule between keys does not hold.
     pub fn with_sets(&self, file: &Utf8Path, sets: &[String]) -> Result<(Recipe, Vec<ResumeChange>), RecipeError> {
-        let mut before = self.to_table();
+        let before = self.to_table();
         let flat = flattened(&before);
-        if let Some(train) =
-            before.get_mut("train").and_then(toml::Value::as_table_mut).filter(|_| self.train.epochs > 0)
-        {
-            // The length of this recipe is in epochs.
-            train.remove("steps");
-        }
         let text = toml::to_string(&before).expect("a recipe has a TOML form");
         let changed = load_text(file, &text, sets)?.recipe;
         let after = flattened(&changed.to_table());

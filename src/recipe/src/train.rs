@@ -11,10 +11,10 @@ use serde::{Deserialize, Deserializer, Serialize};
 use crate::resume::TENSORS;
 use crate::schema::REMOVED;
 use crate::schema::{
-    BOOL, EMBEDDED, EVERY_JOB, FRACTION, Kind, MANY, MOST_STEPS, NOT_NEGATIVE, OPTIONAL_PATH, PATH, POSITIVE, Spec,
-    TRAIN, TRAIN_AND_COMMAND, TRAIN_AND_ENCODE, TRAIN_AND_SAMPLE, int, word,
+    BOOL, EMBEDDED, EVERY_JOB, FRACTION, Kind, MANY, NOT_NEGATIVE, OPTIONAL_PATH, PATH, POSITIVE, Spec, TRAIN,
+    TRAIN_AND_COMMAND, TRAIN_AND_ENCODE, TRAIN_AND_SAMPLE, int, word,
 };
-use crate::{BucketRule, BucketSpec, ParamGroup, ParamRole, ParamSpec, ResumeEffect};
+use crate::{BucketRule, BucketSpec, Length, ParamGroup, ParamRole, ParamSpec, ResumeEffect};
 
 section! {
     /// The data sets, and the shares and shapes of their items.
@@ -121,13 +121,7 @@ words! {
 section! {
     /// Steps, batch and trained parameters.
     pub struct Train("train", TRAIN, ResumeEffect::None) {
-        /// optimizer steps of the whole run
-        #[serde(default, skip_serializing_if = "is_zero")]
-        pub steps: u64
-            => int(1, MOST_STEPS).read_by(TRAIN_AND_COMMAND).on_resume(ResumeEffect::Training).or("train.epochs");
-        /// passes over the data sets instead of train.steps; 0: train.steps is set
-        pub epochs: u64 = 0
-            => int(0, 1_000_000).on_resume(ResumeEffect::Refused("the number of steps was computed from it at the launch; change train.steps")).or("train.steps");
+        "The length of the run." flatten length: Length;
         /// samples per optimizer step, over all ranks
         pub global_batch: usize => int(1, 1_000_000).on_resume(ResumeEffect::Data);
         /// micro-batches per step on each rank; gradients are accumulated over them
@@ -202,6 +196,14 @@ impl Train {
         }
     }
 
+    /// Returns the number of steps of a run whose length is in steps. That of an attempt always is, once its data sets are open.
+    ///
+    /// # Panics
+    /// If the length is in epochs.
+    pub fn steps(&self) -> u64 {
+        self.length.steps().expect("the number of steps is known when the data sets are open")
+    }
+
     /// Returns whether the weights are compared after `step`.
     pub fn checks_drift_at(&self, step: u64) -> bool {
         self.drift_check > 0 && step.is_multiple_of(self.drift_check)
@@ -223,10 +225,6 @@ impl Train {
             }
         }
     }
-}
-
-fn is_zero(number: &u64) -> bool {
-    *number == 0
 }
 
 words! {

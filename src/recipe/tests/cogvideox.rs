@@ -80,7 +80,7 @@ fn the_stages_of_cogvideox_fun_have_the_published_token_budgets() {
         let recipe = &stage.resolved.recipe;
         let (model, train) = (&recipe.model, &recipe.train);
         assert_eq!((stage.name.as_str(), model.video_tokens()), (name, tokens));
-        assert_eq!((train.global_batch, train.steps), (batch, steps), "{name}");
+        assert_eq!((train.global_batch, train.length), (batch, recipe::Length::Steps(steps)), "{name}");
         assert_eq!(
             (recipe.condition.kind, recipe.micro_batch_at(model.shape())),
             (ConditionKind::Inpaint, 1),

@@ -30,7 +30,7 @@ fn every_stage_has_the_values_of_the_reference() {
             assert_eq!((stage.name.as_str(), stage.resolved.recipe.name.clone()), (name, format!("{kind}-{name}")));
             assert_eq!([model.segments, model.latent_frames, model.text_len, model.seq_len()], shape, "{what}");
             let steps = if linear && name == "30s" { [50, 500] } else { steps };
-            assert_eq!([optimizer.warmup_steps, train.steps], steps, "{what}");
+            assert_eq!([optimizer.warmup_steps, train.steps()], steps, "{what}");
             assert_eq!([m.dp_replicate, m.dp_shard, m.tp, m.world()], mesh, "{what}");
             assert_eq!(train.global_batch / m.data_ranks() / train.grad_accum, 1, "{what}");
             assert_eq!((train.global_batch, optimizer.clip_norm), (64, 0.1), "{what}");

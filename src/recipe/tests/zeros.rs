@@ -1,7 +1,7 @@
 //! For each key that accepts 0, tests that 0 has the effect that the documentation of the key states.
 
 use camino::Utf8Path;
-use recipe::{Bounds, JobKind, Key, Kind, Recipe, SCHEMA, SampleSpec, load};
+use recipe::{Bounds, JobKind, Key, Kind, Length, Recipe, SCHEMA, SampleSpec, load};
 use std::collections::BTreeSet;
 
 /// Keys for which 0 has no special meaning.
@@ -23,7 +23,7 @@ type Has = fn(&Recipe) -> bool;
 
 /// Keys whose 0 this crate interprets: the key, another value, and whether a recipe has the feature that 0 turns off.
 const HERE: [(&str, &str, Has); 29] = [
-    ("train.epochs", "3", |r| r.train.steps == 0),
+    ("train.epochs", "3", |r| r.train.length == Length::Epochs(3)),
     ("train.collective_timeout_s", "60", |r| r.train.collective_timeout(Some(1.0)).as_secs() == 60),
     ("train.tp_pieces", "3", |r| r.train.tp_pieces.of(1 << 30, true) != 4),
     ("train.drift_check", "3", |r| (1..1000).any(|step| r.train.checks_drift_at(step))),

@@ -169,7 +169,7 @@ fn a_run_planned_a_minute_ago_that_starts_slowly_is_starting_and_cannot_be_resum
 #[test]
 fn a_full_disk_is_refused_before_files_are_made() {
     let mut demo = Demo::new();
-    demo.recipe.train.steps = 10_000_000_000;
+    demo.recipe.train.length = recipe::Length::Steps(10_000_000_000);
     demo.recipe.checkpoint.interval = 1;
     demo.recipe.checkpoint.keep_last = 0;
     let failure = launch(&demo.launch()).unwrap_err();

@@ -5,7 +5,7 @@ use crate::{Error, RunDir, StartFrom};
 use camino::Utf8PathBuf;
 use cluster::slurm::SlurmSpec;
 use cluster::{NodeId, Placement};
-use recipe::Mesh;
+use recipe::{Length, Mesh, Recipe};
 use serde::{Deserialize, Deserializer, Serialize};
 use std::fs;
 use std::io;
@@ -149,6 +149,13 @@ impl Login {
 }
 
 impl Attempt {
+    /// Returns the recipe that the attempt executes: the recipe of its run with the mesh and the number of steps of the attempt.
+    pub fn effective(&self, recipe: &Recipe) -> Recipe {
+        let mut recipe = Recipe { mesh: self.mesh, ..recipe.clone() };
+        recipe.train.length = self.steps.map_or(recipe.train.length, Length::Steps);
+        recipe
+    }
+
     /// Returns the SSH logins of the nodes: those of the hostfile, or Slurm's names of the nodes.
     pub fn ssh_logins(&self) -> Vec<Login> {
         match self.slurm {
@@ -290,6 +297,17 @@ mod tests {
         fs::create_dir_all(run.attempt_dir(2)).unwrap();
         run.write_attempt(&written).unwrap();
         assert_eq!(run.read_attempt(2).unwrap(), written);
+    }
+
+    #[test]
+    fn an_attempt_executes_the_recipe_with_its_own_mesh_and_steps() {
+        let recipe = crate::fixtures::run().recipe().unwrap();
+        let mesh = Mesh { dp_replicate: 3, dp_shard: 2, tp: 1 };
+        let longer = Attempt { steps: Some(80), mesh, ..attempt(2, 40, &["ml-1", "ml-2"]) };
+        let effective = longer.effective(&recipe);
+        assert_eq!((effective.mesh, effective.train.length), (mesh, Length::Steps(80)));
+        let same = Attempt { steps: None, mesh: recipe.mesh, ..longer };
+        assert_eq!(same.effective(&recipe), recipe);
     }
 
     #[test]

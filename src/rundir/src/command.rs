@@ -24,7 +24,8 @@ pub fn command_ranks<'a>(recipe: &Recipe, attempt: &'a Attempt, node: &NodeId) -
     }
 }
 
-/// Returns the program and its arguments with every known placeholder filled in.
+/// Returns the program and its arguments with every known placeholder filled in. The recipe is the one that the attempt executes
+/// ([`Attempt::effective`]).
 pub fn command_words(
     dir: &RunDir,
     run: &Run,
@@ -38,7 +39,7 @@ pub fn command_words(
         Some(match name {
             "output" => command_output(dir, run, recipe).to_string(),
             "attempt" => attempt.number.to_string(),
-            "steps" => attempt.steps.unwrap_or(recipe.train.steps).to_string(),
+            "steps" => recipe.train.length.steps()?.to_string(),
             "checkpoint_interval" => recipe.checkpoint.interval.to_string(),
             "node" => place.node.to_string(),
             "node_rank" => here?.to_string(),

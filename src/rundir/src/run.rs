@@ -3,7 +3,7 @@
 use crate::files::{Versioned, read_toml, write_toml};
 use crate::{Error, ErrorCode, Failure, RunDir, RunId, SCHEMA};
 use camino::Utf8PathBuf;
-use recipe::{Recipe, Task};
+use recipe::{Length, Recipe, Task};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -115,6 +115,11 @@ impl Run {
         Task::ALL.into_iter().find(|task| Some(task.name()) == word).unwrap_or_default()
     }
 
+    /// Returns the length of the run in its recipe; `None` if the task has none.
+    pub fn length(&self) -> Option<Length> {
+        Length::of_table(&self.recipe)
+    }
+
     /// Returns whether ranks work independently, so that the end of one does not end the run.
     pub fn is_independent(&self) -> bool {
         !self.task().ranks_depend_on_each_other()
@@ -214,7 +219,7 @@ mod tests {
 
     #[test]
     fn the_recipe_of_a_run_is_checked_when_it_is_read() {
-        assert_eq!(run().recipe().unwrap().train.steps, 20);
+        assert_eq!(run().recipe().unwrap().train.length, recipe::Length::Steps(20));
         let mut broken = run();
         broken.recipe["train"]["steps"] = toml::Value::String("many".into());
         let failure = Failure::from(broken.recipe().unwrap_err());

@@ -183,15 +183,14 @@ impl RunState {
 impl RunFacts {
     /// Makes the facts that follow from `run.toml` and `attempt.toml`.
     pub fn of_run(run: &Run, attempt: Option<Attempt>) -> Self {
-        let of_recipe = || run.recipe.get("train")?.get("steps")?.as_integer();
-        let steps = attempt.as_ref().and_then(|attempt| attempt.steps);
+        let steps = || attempt.as_ref().and_then(|attempt| attempt.steps).or_else(|| run.length()?.steps());
         let steps_total = match run.task() {
             // A step is a sampling step of one video.
             Task::Sample => {
                 let specs = run.recipe().ok().and_then(|recipe| recipe.samples().ok()).unwrap_or_default();
                 specs.iter().map(|spec| spec.steps as u64).sum()
             }
-            _ => steps.or_else(|| u64::try_from(of_recipe()?).ok()).unwrap_or(0),
+            _ => steps().unwrap_or(0),
         };
         Self {
             attempt,

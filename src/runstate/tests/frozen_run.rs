@@ -32,7 +32,7 @@ fn the_frozen_run_is_listed_and_its_recipe_is_valid() {
     assert_eq!(frozen.id.as_str(), ID);
     assert_eq!((frozen.stage.as_deref(), frozen.start.clone()), (Some("2s"), StartFrom::Random));
     let recipe = frozen.recipe().unwrap();
-    assert_eq!((recipe.train.steps, recipe.mesh.world()), (20, 2));
+    assert_eq!((recipe.train.length, recipe.mesh.world()), (recipe::Length::Steps(20), 2));
 }
 
 #[test]

@@ -48,7 +48,7 @@ impl Job {
                 format!("name one of them with --node, or look at {}", run.attempt_toml(attempt.number)),
             ));
         }
-        let recipe = meta.recipe()?;
+        let recipe = attempt.effective(&meta.recipe()?);
         let (one_node, local_world) = (places.len() == attempt.placement.world(), places.len());
         let is_command = recipe.trainer == TrainerKind::Command;
         if is_command && recipe.command.per == Per::Node {

@@ -89,8 +89,7 @@ impl Data {
     pub fn open(recipe: &Recipe, world: &Group) -> Result<Self, Failure> {
         let table = Self::open_table(recipe, world)?;
         let ordered = Order::checked(recipe, &table);
-        let opened = ordered
-            .and_then(|(order, forecast)| Ok(Data { steps: forecast.steps, ..Self::of_table(recipe, table, order)? }));
+        let opened = ordered.and_then(|(order, forecast)| Self::of_table(recipe, table, order, forecast.steps));
         agree_on(world, opened)
     }
 
@@ -100,8 +99,8 @@ impl Data {
     /// As [`Data::open`].
     pub fn open_single(recipe: &Recipe, world: &Group) -> Result<Self, Failure> {
         let table = Self::open_table(recipe, world)?;
-        let order = Order::single(recipe, &table);
-        agree_on(world, Self::of_table(recipe, table, order))
+        let (order, steps) = (Order::single(recipe, &table), table.len() as u64);
+        agree_on(world, Self::of_table(recipe, table, order, steps))
     }
 
     fn open_table(recipe: &Recipe, world: &Group) -> Result<Table, Failure> {
@@ -109,7 +108,7 @@ impl Data {
         share(world, agree_on(world, table)?)
     }
 
-    fn of_table(recipe: &Recipe, table: Table, order: Order) -> Result<Self, Failure> {
+    fn of_table(recipe: &Recipe, table: Table, order: Order, steps: u64) -> Result<Self, Failure> {
         let works = order.buckets().iter().map(|bucket| {
             let model = recipe.at(bucket.shape).model;
             StepWork { tokens: model.seq_len() as f64, forward_flops: Flops::forward(&model).total() }
@@ -136,7 +135,7 @@ impl Data {
             source: Source { reader, model, condition, null_text, readers: recipe.data.readers.max(1) },
             fingerprint,
             order,
-            steps: recipe.train.steps,
+            steps,
             global_batch: recipe.train.global_batch,
             work,
         })

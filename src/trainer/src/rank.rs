@@ -58,7 +58,7 @@ fn run_rank(run: &RunDir, attempt: u32) -> Result<Finish, Failure> {
     let attempt = run.read_attempt(attempt)?;
     let (number, step) = (attempt.number, attempt.start_step);
     let place = RankEnv::read()?;
-    let recipe = meta.recipe()?;
+    let recipe = attempt.effective(&meta.recipe()?);
     let mesh = attempt.mesh;
     let reported = node().filter(|_| recipe.task != Task::Encode).map(|node| Reported {
         run: run.clone(),
@@ -81,7 +81,7 @@ fn run_rank(run: &RunDir, attempt: u32) -> Result<Finish, Failure> {
         let device = device::choose(recipe.train.device, place.local_rank, place.local_world).ok();
         let failure = torch_failure::with_device(failure, device);
         let (ErrorCode::OutOfMemory, Some(device)) = (failure.code, device) else { return failure };
-        let mut recipe = Recipe { mesh, ..recipe.clone() };
+        let mut recipe = recipe.clone();
         recipe.train.device = if device == Device::Cpu { recipe::Device::Cpu } else { recipe::Device::Cuda };
         out_of_memory::ExhaustedRank {
             run,

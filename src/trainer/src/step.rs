@@ -107,7 +107,7 @@ impl<F: Family, O: Objective> Step<'_, F, O> {
             // The last micro-batch of a step is followed by the first one of the next step.
             let next = match micro_batch - own < train.grad_accum {
                 true => Some(samples(plan, plan.places(micro_batch))),
-                false if step + 1 < train.steps => {
+                false if step + 1 < train.steps() => {
                     let next = data.step(plan.numbers().end);
                     Some(samples(&next, next.places(own)))
                 }
@@ -175,7 +175,7 @@ impl<F: Family, O: Objective> Step<'_, F, O> {
         // backward pass.
         let backward_s = (spent_s - data_s - forward_s - reduce_s).max(0.0);
 
-        let lr = LearningRates::at(&self.recipe.optimizer, step, train.steps);
+        let lr = LearningRates::at(&self.recipe.optimizer, step, train.steps());
         let applied = norm.is_finite();
         if applied {
             let scale = clip_factor(norm, self.recipe.optimizer.clip_limit(step, norm));
@@ -192,7 +192,7 @@ impl<F: Family, O: Objective> Step<'_, F, O> {
             waited_s += data_s + tp_s;
         }
         let busy_s = (step_s - waited_s).max(0.0);
-        let logged = (step + 1).is_multiple_of(self.recipe.log.interval) || step + 1 == train.steps;
+        let logged = (step + 1).is_multiple_of(self.recipe.log.interval) || step + 1 == train.steps();
         let weight_norm = if logged { Some(weight_norm(fsdp).map_err(failed)?) } else { None };
         // The norm of the weights is ready after the update. Without it, a GPU may still update them.
         let optimizer_s = if weight_norm.is_some() || device == Device::Cpu {

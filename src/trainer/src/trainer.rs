@@ -27,7 +27,7 @@ use dit::family::Family;
 use dit::network::Network;
 use dit::objective::Objective;
 use health::{SkippedSteps, Spikes};
-use recipe::{Layer, ParamSpec, Recipe, UseEma, WAIT_OUTSIDE_STEPS};
+use recipe::{Layer, Length, ParamSpec, Recipe, UseEma, WAIT_OUTSIDE_STEPS};
 use rundir::{Attempt, BaseWeights, Event, EventKind, Failure, MetricSample, RequestSource, Run, RunDir, RunId, now_s};
 use sharding::fsdp::Fsdp;
 use sharding::mesh::MeshGroups;
@@ -133,13 +133,11 @@ impl<F: Family, O: Objective> Trainer<F, O> {
         (groups, ranks_on_node): (MeshGroups, usize),
         model: impl FnOnce(&Recipe) -> (Network<F>, O),
     ) -> Result<Self, Failure> {
-        let mut recipe = meta.recipe()?;
-        recipe.mesh = attempt.mesh;
+        let mut recipe = attempt.effective(&meta.recipe()?);
         let (network, objective) = model(&recipe);
-        recipe.train.steps = attempt.steps.unwrap_or(recipe.train.steps);
         let signals = Signals::watch()?;
         let data = Data::open(&recipe, &groups.world)?;
-        recipe.train.steps = data.steps();
+        recipe.train.length = Length::Steps(data.steps());
         let log = if groups.world.rank() == 0 { Some(RunLog::open(&run, attempt.number, 0)) } else { None };
         let log = agree_on(&groups.world, log.transpose())?;
         // The text encoder is freed before the model is loaded.
@@ -209,10 +207,10 @@ impl<F: Family, O: Objective> Trainer<F, O> {
             self.validate_first()?;
         }
         // An earlier attempt may have ended before all samples of this step were made.
-        if began > 0 && self.recipe.sample.is_due(began, self.recipe.train.steps) {
+        if began > 0 && self.recipe.sample.is_due(began, self.recipe.train.steps()) {
             self.make_samples()?;
         }
-        while self.progress.step < self.recipe.train.steps {
+        while self.progress.step < self.recipe.train.steps() {
             let requests = self.requests();
             let outcome = self.step(requests)?;
             self.profile(outcome.requests);
@@ -238,7 +236,7 @@ impl<F: Family, O: Objective> Trainer<F, O> {
             if outcome.requests.save_done {
                 self.finish_save().or_else(|failure| self.continue_after(failure))?;
             }
-            if self.progress.step < self.recipe.train.steps {
+            if self.progress.step < self.recipe.train.steps() {
                 if let Some(source) = outcome.requests.save {
                     self.event(EventKind::SaveRequested { source, why: source.to_string() });
                 }
@@ -250,8 +248,8 @@ impl<F: Family, O: Objective> Trainer<F, O> {
             if outcome.requests.sample {
                 self.event(EventKind::SampleRequested);
             }
-            if outcome.requests.sample || self.recipe.sample.is_due(self.progress.step, self.recipe.train.steps) {
-                if self.progress.step == self.recipe.train.steps {
+            if outcome.requests.sample || self.recipe.sample.is_due(self.progress.step, self.recipe.train.steps()) {
+                if self.progress.step == self.recipe.train.steps() {
                     // Save before sampling: if the samples of the last step fail, the trained state is kept.
                     self.save_last()?;
                 }
@@ -274,7 +272,7 @@ impl<F: Family, O: Objective> Trainer<F, O> {
 
     fn advance_profile(&mut self, requests: SaveStopRequests) -> Result<(), Failure> {
         let (step, stops) = (self.progress.step, requests.stop.is_some());
-        let steps = requests.profile.min(self.recipe.train.steps - step);
+        let steps = requests.profile.min(self.recipe.train.steps() - step);
         match self.profile.take() {
             Some(mut profile) => {
                 if !stops && profile.next_step(step)? {
@@ -354,7 +352,7 @@ impl<F: Family, O: Objective> Trainer<F, O> {
         fault::pace(start);
         let step_s = start.elapsed().as_secs_f64();
         self.deadline.record_step(step_s);
-        let due = self.recipe.sample.is_due(self.progress.step, self.recipe.train.steps);
+        let due = self.recipe.sample.is_due(self.progress.step, self.recipe.train.steps());
         let validation = if due { self.validate()? } else { None };
         let stalled_s = outcome.checkpoint_s - outcome.stall_before_s;
         self.skipped.push(self.progress.step, !outcome.applied, self.recipe.train.max_bad_steps);
@@ -438,7 +436,7 @@ impl<F: Family, O: Objective> Trainer<F, O> {
             ..MetricSample::default()
         };
         let due =
-            step.is_multiple_of(self.recipe.log.interval) || step == self.recipe.train.steps || validation.is_some();
+            step.is_multiple_of(self.recipe.log.interval) || step == self.recipe.train.steps() || validation.is_some();
         let Some(log) = &mut self.log else { return };
         let spike = finite(outcome.loss).and_then(|loss| self.spikes.push(loss, self.recipe.log.spike));
         if let Some(usual) = spike {

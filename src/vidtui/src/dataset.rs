@@ -8,7 +8,7 @@ use ::dataset::{
 };
 use camino::{Utf8Path, Utf8PathBuf};
 use plan::EncodeFacts;
-use recipe::{DataSet, Recipe, Task, TrainerKind};
+use recipe::{DataSet, JobKind, Length, Recipe, Task};
 use rundir::Failure;
 use std::collections::BTreeSet;
 
@@ -40,9 +40,8 @@ pub fn check(recipe: &Recipe) -> Result<String, Failure> {
     }
     text += &format!(", {}, ", units::short_size(table.info.bytes));
     text += &if shapes > 1 { units::counted(shapes, "shape") } else { "all shapes match".into() };
-    if recipe.train.epochs > 0 {
-        let steps = units::counted(forecast.steps as usize, "step");
-        text += &format!("; {} are {steps}", units::counted(recipe.train.epochs as usize, "epoch"));
+    if let length @ Length::Epochs(_) = recipe.train.length {
+        text += &format!("; {length} are {}", Length::Steps(forecast.steps));
     }
     if recipe.train.text_dropout > 0.0 && recipe.data.null_text().is_none() && table.empty_text().is_none() {
         text += "; train.text_dropout drops texts to zeros, because no text of the empty prompt is there";
@@ -56,9 +55,7 @@ pub fn check(recipe: &Recipe) -> Result<String, Failure> {
 /// # Errors
 /// The data sets cannot be opened, or have too few samples for a step.
 pub fn steps_of_epochs(recipe: &Recipe) -> Result<Option<u64>, Failure> {
-    if recipe.task != Task::Train || recipe.trainer != TrainerKind::Embedded || recipe.train.epochs == 0 {
-        return Ok(None);
-    }
+    let (JobKind::Train, Length::Epochs(_)) = (recipe.job(), recipe.train.length) else { return Ok(None) };
     Order::checked(recipe, &Table::of(recipe)?).map(|(_, forecast)| Some(forecast.steps))
 }
 
@@ -66,7 +63,7 @@ pub fn steps_of_epochs(recipe: &Recipe) -> Result<Option<u64>, Failure> {
 /// keep the rate without the data.
 pub fn with_frame_rate(recipe: &Recipe) -> Recipe {
     let mut recipe = recipe.clone();
-    if recipe.task == Task::Train && recipe.trainer == TrainerKind::Embedded && recipe.data.fps == 0.0 {
+    if recipe.job() == JobKind::Train && recipe.data.fps == 0.0 {
         // A data set that cannot be read is reported by the checks.
         let rates = recipe.data.all().into_iter().map(|set| frame_rate(&set.index).ok().flatten());
         let rates: Option<Vec<f64>> = rates.collect();

@@ -233,10 +233,7 @@ fn recipe_facts(resolved: &Resolved) -> RecipeFacts {
         Task::Train if recipe.lora.rank > 0 => "LoRA",
         task => task.name(),
     };
-    let length = match recipe.train.epochs {
-        0 => units::counted(recipe.train.steps as usize, "step"),
-        epochs => units::counted(epochs as usize, "epoch"),
-    };
+    let length = recipe.train.length;
     let batch = units::counted(recipe.train.global_batch, "sample");
     RecipeFacts {
         name: recipe.name.clone(),
@@ -245,7 +242,7 @@ fn recipe_facts(resolved: &Resolved) -> RecipeFacts {
         params: has_model.then(|| recipe.cost().params),
         seq_len: has_model.then(|| recipe.model.seq_len()),
         length: match recipe.task {
-            _ if is_command => length,
+            _ if is_command => length.to_string(),
             Task::Train => format!("{length} of {batch}"),
             Task::Encode | Task::Sample => String::new(),
         },

@@ -61,11 +61,11 @@ const NEWEST_RUN: &str = "Newest run   ";
 fn facts(model: &Model, curriculum: &CurriculumView, stage: &StageView, width: usize) -> Vec<Line<'static>> {
     let (theme, symbols) = (&model.theme, &model.symbols);
     let facts = match &stage.command {
-        Some(_) => vec![stage.length(), units::counted(stage.ranks, "rank")],
+        Some(_) => vec![stage.length_in_words(), units::counted(stage.ranks, "rank")],
         None => vec![
             format!("{} parameters", units::count(stage.params)),
             format!("{} latent frames", stage.latent_frames),
-            format!("{} of {}", stage.length(), units::counted(stage.global_batch, "sample")),
+            format!("{} of {}", stage.length_in_words(), units::counted(stage.global_batch, "sample")),
             units::counted(stage.ranks, "rank"),
         ],
     };

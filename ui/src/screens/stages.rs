@@ -302,7 +302,7 @@ fn stage_line(
             Some(_) => "own command".to_owned(),
             None => format!("{:>7} tokens", units::grouped(stage.seq_len as u64)),
         };
-        let facts = format!("{what:>14}  {:>12}", stage.length());
+        let facts = format!("{what:>14}  {:>12}", stage.length_in_words());
         spans.push(Span::styled(facts, style));
     }
     if let (Some(row), true) = (newest(model, curriculum, stage), width >= 76) {

@@ -54,7 +54,7 @@ proptest! {
     fn every_item_is_used_once_per_epoch_or_carried((sizes, micro_batches, tolerance, seed) in orders()) {
         let mut order = Order::new(buckets(&sizes), micro_batches, tolerance, seed);
         let epochs = 5;
-        let count = order.forecast(End::Epochs(epochs)).steps as usize;
+        let count = order.forecast(Length::Epochs(epochs)).steps as usize;
         let mut used: BTreeMap<usize, u64> = BTreeMap::new();
         for sample in steps(&mut order, count).into_iter().flat_map(|step| step.1).flatten() {
             let uses = used.entry(sample.item).or_default();
@@ -80,7 +80,7 @@ proptest! {
     #[test]
     fn all_micro_batches_of_a_step_have_one_shape_or_nearly_one_cost((sizes, micro_batches, tolerance, seed) in orders()) {
         let mut order = Order::new(buckets(&sizes), micro_batches, tolerance, seed);
-        let count = order.forecast(End::Epochs(4)).steps as usize;
+        let count = order.forecast(Length::Epochs(4)).steps as usize;
         for (step, _) in steps(&mut order, count) {
             prop_assert_eq!(step.micro_batches.len(), micro_batches);
             let first = step.micro_batches[0];
@@ -144,7 +144,7 @@ proptest! {
         let shape = Shape { frames: 3, height: 8, width: 8 };
         let mut order = Order::new(vec![ShapeBucket { shape, cost: 1.0, batch: 1, parts }], 1, None, seed);
         let epochs = 6u64;
-        let samples = order.forecast(End::Epochs(epochs)).steps;
+        let samples = order.forecast(Length::Epochs(epochs)).steps;
         let mut used = BTreeMap::<usize, u64>::new();
         for number in 0..samples {
             let sample = order.sample(number);
@@ -192,30 +192,30 @@ fn images_get_their_share_by_repeats_of_images_or_of_videos() {
 fn a_shape_that_cannot_fill_a_step_is_found_before_the_start() {
     let sizes = [(100, 1.0, 4), (3, 1.5, 4)];
     let order = |tolerance| Order::new(buckets(&sizes), 4, tolerance, 1);
-    let forecast = order(None).forecast(End::Epochs(3));
+    let forecast = order(None).forecast(Length::Epochs(3));
     assert_eq!((forecast.steps, forecast.unused.clone()), (300 / 16, vec![1]));
     // Six epochs have 18 of its samples.
-    assert_eq!(order(None).forecast(End::Epochs(6)).unused, Vec::<usize>::new());
+    assert_eq!(order(None).forecast(Length::Epochs(6)).unused, Vec::<usize>::new());
     // A run that completes no epoch reports no unused items.
-    assert_eq!(order(None).forecast(End::Steps(2)).unused, Vec::<usize>::new());
-    assert_eq!(order(None).forecast(End::Steps(18)).unused, [1]);
+    assert_eq!(order(None).forecast(Length::Steps(2)).unused, Vec::<usize>::new());
+    assert_eq!(order(None).forecast(Length::Steps(18)).unused, [1]);
     // With costs within a third, both shapes share steps.
-    assert_eq!(order(Some(0.34)).forecast(End::Epochs(3)).unused, Vec::<usize>::new());
+    assert_eq!(order(Some(0.34)).forecast(Length::Epochs(3)).unused, Vec::<usize>::new());
     let minimal = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/configs/valid/minimal.toml");
     let recipe = |max: &str| recipe::load(minimal.into(), &[format!("data.max_unused={max}")]).unwrap().recipe;
     assert!(check_unused(&recipe("0.05"), &order(None), &forecast).unwrap().is_some());
     let failure = check_unused(&recipe("0.01"), &order(None), &forecast).unwrap_err();
     assert_eq!(failure.code, ErrorCode::InvalidDataset);
     let none = Order::new(buckets(&[(3, 1.0, 4)]), 4, None, 1);
-    let empty = check_unused(&recipe("0.9"), &none, &none.forecast(End::Epochs(2))).unwrap_err();
+    let empty = check_unused(&recipe("0.9"), &none, &none.forecast(Length::Epochs(2))).unwrap_err();
     insta::assert_snapshot!(format!("{failure}\n\n{empty}"));
 }
 
 #[test]
 fn a_forecast_of_many_steps_takes_no_time() {
     let order = Order::new(buckets(&[(24, 1.0, 2), (5, 1.5, 2)]), 2, Some(TOLERANCE), 7);
-    assert_eq!(order.forecast(End::Steps(10_000_000_000)).unused, Vec::<usize>::new());
-    assert_eq!(order.forecast(End::Epochs(100_000)).steps, 100_000 * 29 / 4);
+    assert_eq!(order.forecast(Length::Steps(10_000_000_000)).unused, Vec::<usize>::new());
+    assert_eq!(order.forecast(Length::Epochs(100_000)).steps, 100_000 * 29 / 4);
 }
 
 /// The batches of Open-Sora's sampler on 500 videos, recorded from its own code.
@@ -301,7 +301,7 @@ fn on_64_ranks_padding_and_waiting_stay_below_5_percent() {
             ShapeBucket { shape, cost: cost(shape), batch, parts: vec![SetItems { items, uses: 1.0 }] }
         });
         let mut order = Order::new(buckets.collect(), RANKS, tolerance, 42);
-        let forecast = order.forecast(End::Epochs(EPOCHS));
+        let forecast = order.forecast(Length::Epochs(EPOCHS));
         let (mut first, mut costs, mut clips) = (0, Vec::new(), Vec::new());
         for _ in 0..forecast.steps {
             let step = order.step_of(first).clone();

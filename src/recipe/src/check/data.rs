@@ -146,18 +146,3 @@ pub(super) fn images_have_their_own_shape(recipe: &Recipe) -> Result<(), Advice>
         fix: "set data.shapes = \"grouped\" or \"balanced\"".into(),
     })
 }
-
-pub(super) fn one_length(recipe: &Recipe) -> Result<(), Advice> {
-    let (steps, epochs) = (recipe.train.steps, recipe.train.epochs);
-    match (steps, epochs) {
-        (0, 0) => Err(Advice {
-            why: "train.steps and train.epochs are both 0".into(),
-            fix: "set train.steps or train.epochs".into(),
-        }),
-        (0, _) | (_, 0) => Ok(()),
-        _ => Err(Advice {
-            why: format!("train.steps {steps} and train.epochs {epochs} both set the length of the run"),
-            fix: "remove one of them".into(),
-        }),
-    }
-}

@@ -1,12 +1,12 @@
 //! The rules about the optimizer, its schedules and the average of weights.
 
 use super::Advice;
-use crate::{Layer, LrSchedule, OptimizerKind, Recipe, Task, UseEma};
+use crate::{Layer, Length, LrSchedule, OptimizerKind, Recipe, Task, UseEma};
 
 /// Skips a recipe whose length is in epochs: it is checked again when its steps are known.
 pub(super) fn warmup_ends(recipe: &Recipe) -> Result<(), Advice> {
-    let (warmup, steps) = (recipe.optimizer.warmup_steps, recipe.train.steps);
-    if warmup <= steps || recipe.train.epochs > 0 {
+    let (warmup, Length::Steps(steps)) = (recipe.optimizer.warmup_steps, recipe.train.length) else { return Ok(()) };
+    if warmup <= steps {
         return Ok(());
     }
     Err(Advice {
@@ -56,27 +56,30 @@ pub(super) fn cycles_rise(recipe: &Recipe) -> Result<(), Advice> {
     }
     Err(Advice {
         why: format!("the {key} begins with a rise to the peak, and optimizer.warmup_steps is 0"),
-        fix: format!(
-            "set optimizer.warmup_steps, for example to {}: PyTorch's pct_start is 0.3",
-            (recipe.train.steps * 3).div_ceil(10)
-        ),
+        fix: format!("set optimizer.warmup_steps{}: PyTorch's pct_start is 0.3", example(recipe, 3)),
     })
+}
+
+/// Proposes a number of tenths of the steps of the run, if they are known.
+fn example(recipe: &Recipe, tenths: u64) -> String {
+    let steps = recipe.train.length.steps();
+    steps.map_or_else(String::new, |steps| format!(", for example to {}", (steps * tenths).div_ceil(10)))
 }
 
 /// The schedules wsd and bump need `cooldown_steps`; no other schedule uses them.
 pub(super) fn cooldown_fits(recipe: &Recipe) -> Result<(), Advice> {
-    let (cooldown, warmup, steps) =
-        (recipe.optimizer.cooldown_steps, recipe.optimizer.warmup_steps, recipe.train.steps);
-    match schedules(recipe).into_iter().find(|(_, schedule)| schedule.has_cooldown()) {
-        None if cooldown > 0 => Err(Advice {
+    let (cooldown, warmup) = (recipe.optimizer.cooldown_steps, recipe.optimizer.warmup_steps);
+    let schedule = schedules(recipe).into_iter().find(|(_, schedule)| schedule.has_cooldown());
+    match (schedule, recipe.train.length) {
+        (None, _) if cooldown > 0 => Err(Advice {
             why: format!("optimizer.cooldown_steps {cooldown} has no effect: no schedule is wsd or bump"),
             fix: "set optimizer.schedule = \"wsd\", or remove optimizer.cooldown_steps".into(),
         }),
-        Some((key, _)) if cooldown == 0 => Err(Advice {
+        (Some((key, _)), _) if cooldown == 0 => Err(Advice {
             why: format!("the {key} falls in optimizer.cooldown_steps, which is 0"),
-            fix: format!("set optimizer.cooldown_steps, for example to {}", steps.div_ceil(10)),
+            fix: format!("set optimizer.cooldown_steps{}", example(recipe, 1)),
         }),
-        Some((key, _)) if warmup + cooldown > steps && recipe.train.epochs == 0 => Err(Advice {
+        (Some((key, _)), Length::Steps(steps)) if warmup + cooldown > steps => Err(Advice {
             why: format!(
                 "the {key} has optimizer.warmup_steps {warmup} + optimizer.cooldown_steps {cooldown} = {} steps, and train.steps is {steps}",
                 warmup + cooldown

@@ -235,7 +235,7 @@ fn too_large(plan: &LaunchPlan, ranks: u64, total: u64) -> Option<(String, Strin
     if plan.attempt.start_step > 0 && plan.attempt.mesh == recipe.mesh {
         return None;
     }
-    let recipe = recipe::Recipe { mesh: plan.attempt.mesh, ..recipe };
+    let recipe = plan.attempt.effective(&recipe);
     let (peak, limit) = (recipe.peak_memory(), recipe.usable_memory(total));
     if peak * ranks <= limit {
         return None;

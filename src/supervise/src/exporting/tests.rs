@@ -129,7 +129,7 @@ fn an_attempt_is_an_offline_run_of_wandb_with_the_recipe_as_its_config() {
     assert_eq!(losses(&logs[0]), [(1, 3.0), (2, 3.0), (3, 3.0)]);
     assert_eq!(logs[0].points("mem_gib/rank_1").last().map(|point| (point.t, point.value)), Some((3003.0, 2.5)));
     let train: serde_json::Value = serde_json::from_str(&logs[0].config["train"]).unwrap();
-    assert_eq!(train["steps"], job.recipe.train.steps);
+    assert_eq!(train["steps"], job.recipe.train.steps());
 }
 
 #[test]

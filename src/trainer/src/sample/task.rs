@@ -32,8 +32,7 @@ use std::time::Instant;
 /// # Errors
 /// The weights or the encoders cannot be read, a video cannot be made, or a peer is lost.
 pub fn run(run: &RunDir, meta: &Run, attempt: Attempt, groups: MeshGroups) -> Result<Finish, Failure> {
-    let mut recipe = meta.recipe()?;
-    recipe.mesh = attempt.mesh;
+    let recipe = attempt.effective(&meta.recipe()?);
     let signals = Signals::watch()?;
     let first = groups.world.rank() == 0;
     let log = if first { Some(RunLog::open(run, attempt.number, 0)) } else { None };

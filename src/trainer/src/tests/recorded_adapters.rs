@@ -293,7 +293,7 @@ fn train(case: &Case, recipe: Recipe, groups: MeshGroups) {
     let step = Step { recipe: &recipe, network: &network, objective: &objective, seed: 0 };
     let draws = Draw::read(&case.inputs, "train");
     let [losses, norms] = ["out.loss", "out.grad_norm_before_clip"].map(|name| tensor(&case.train, name));
-    for number in 0..recipe.train.steps {
+    for number in 0..recipe.train.steps() {
         let outcome = step
             .run_on(
                 &mut rank.fsdp,

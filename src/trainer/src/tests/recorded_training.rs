@@ -178,8 +178,7 @@ impl Trace {
             },
             data: Data { index: "none.jsonl".into(), ..Data::default() },
             train: Train {
-                steps: self.about("steps"),
-                epochs: 0,
+                length: recipe::Length::Steps(self.about("steps")),
                 global_batch: self.steps_and_batch().1,
                 grad_accum,
                 seed: 1,

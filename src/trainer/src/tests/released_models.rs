@@ -118,7 +118,7 @@ fn train(recipe: &Recipe) -> Vec<[f64; 2]> {
     let mut moments = OptimizerState::new(&fsdp, &tables, &recipe.optimizer).unwrap();
     let step = Step { recipe, network: &network, objective: &objective, seed: 1 };
     let (mut samples, mut batches) = (0, Batches::default());
-    let steps = (0..recipe.train.steps).map(|number| {
+    let steps = (0..recipe.train.steps()).map(|number| {
         let plan = data.step(samples);
         samples += plan.samples();
         let requests = SaveStopRequests::default();

@@ -8,10 +8,10 @@ use crate::output::{self, Side, facts, table};
 use crate::workspace::Workspace;
 use camino::Utf8Path;
 use dataset::check::CAPTION_TOKENS;
-use dataset::order::{End, Order};
+use dataset::order::Order;
 use dataset::store::{INDEX, read_index};
 use dataset::{Assigner, BucketClips, ClipManifest, store_folder};
-use recipe::{Bucket, Mesh, Recipe, Shape};
+use recipe::{Bucket, Length, Mesh, Recipe, Shape};
 use rundir::{ErrorCode, Failure};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -166,7 +166,7 @@ fn document(
     let (mut steps_per_epoch, mut unused) = (0.0, 0);
     if !counts.is_empty() {
         let order = Order::of_counts(recipe, &counts)?;
-        let forecast = order.forecast(End::Epochs(EPOCHS));
+        let forecast = order.forecast(Length::Epochs(EPOCHS));
         steps_per_epoch = forecast.steps as f64 / EPOCHS as f64;
         unused = forecast.unused.iter().map(|bucket| order.buckets()[*bucket].items()).sum();
     }

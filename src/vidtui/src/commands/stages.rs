@@ -84,7 +84,7 @@ fn in_words(curriculum: &Curriculum, stages: &[Stage<'_>], goodput: Option<&Good
         let view = &stage.view;
         let _ = writeln!(text, "\n{}. {}: {state}", number + 1, view.name);
         if let Some(command) = &view.command {
-            let (length, ranks) = (view.length(), units::counted(view.ranks, "rank"));
+            let (length, ranks) = (view.length_in_words(), units::counted(view.ranks, "rank"));
             let _ = writeln!(text, "   {length}, {ranks}\n   command: {command}");
         } else {
             let _ = writeln!(
@@ -93,7 +93,7 @@ fn in_words(curriculum: &Curriculum, stages: &[Stage<'_>], goodput: Option<&Good
                 units::count(view.params),
                 view.latent_frames,
                 units::grouped(view.seq_len as u64),
-                view.length(),
+                view.length_in_words(),
                 units::counted(view.global_batch, "sample"),
                 units::counted(view.ranks, "rank"),
             );
@@ -149,7 +149,7 @@ fn document<'a>(stage: &'a Stage<'_>) -> StageDocument<'a> {
         state: stage.run.map_or("not started", |run| StateKind::of(&run.state).word()),
         run: stage.run.map(|run| run.run.id.to_string()),
         step: stage.run.map_or(0, |run| run.step),
-        steps_total: view.steps,
+        steps_total: view.length.steps().unwrap_or(0),
         command: view.command.as_deref(),
         params: own.then_some(view.params),
         latent_frames: own.then_some(view.latent_frames),
