@@ -25,7 +25,7 @@ pub struct DiskNeed {
 impl DiskNeed {
     /// Computes the need for the steps of a run after `done`, with `saved` checkpoints on disk. The newest one has `newest_bytes` bytes.
     pub(crate) fn new(recipe: &Recipe, done: u64, saved: u64, newest_bytes: Option<u64>) -> Self {
-        if recipe.trainer == recipe::TrainerKind::Command {
+        if recipe.job() == recipe::JobKind::Command {
             // The next checkpoint is as large as the newest and is written before an old one is removed. It is unknown how
             // many checkpoints the command keeps.
             let next = newest_bytes.filter(|bytes| *bytes > MIN_BYTES);

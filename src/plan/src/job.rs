@@ -5,7 +5,7 @@
 //! console needs to be open.
 
 use cluster::slurm::JobDetails;
-use recipe::{OnFailure, RunSettings};
+use recipe::{JobKind, OnFailure, RunSettings};
 use rundir::{Attempt, AttemptWhy, ErrorCode, Event, Failure};
 use runstate::{RunFacts, RunState};
 
@@ -84,11 +84,13 @@ pub fn job_start(request: &JobStartRequest<'_>, cx: &Context) -> Result<JobStart
 /// Plans the attempt that was submitted, on the nodes of the allocation.
 fn plan_submitted(request: &ResumeRequest<'_>, attempt: Attempt, cx: &Context) -> Result<LaunchPlan, Failure> {
     let recipe = attempt.effective(&request.run.recipe()?);
-    let disk = match (&cx.options.encode, recipe.task) {
-        (Some(encode), recipe::Task::Encode) => DiskNeed::of_data_set(encode.disk_bytes),
-        (None, recipe::Task::Encode) => DiskNeed::default(),
-        (_, recipe::Task::Sample) => DiskNeed::of_data_set(0),
-        _ => DiskNeed::new(&recipe, attempt.start_step, request.saved(), request.newest_bytes()),
+    let disk = match (&cx.options.encode, recipe.job()) {
+        (Some(encode), JobKind::Encode) => DiskNeed::of_data_set(encode.disk_bytes),
+        (None, JobKind::Encode) => DiskNeed::default(),
+        (_, JobKind::Sample) => DiskNeed::of_data_set(0),
+        (_, JobKind::Train | JobKind::Command) => {
+            DiskNeed::new(&recipe, attempt.start_step, request.saved(), request.newest_bytes())
+        }
     };
     Ok(LaunchPlan::of(request.run.clone(), request.dir.clone(), &recipe, attempt, disk, cx))
 }

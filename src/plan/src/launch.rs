@@ -141,7 +141,7 @@ impl NewRun<'_> {
             let why = format!("{}: {}", error.what, error.why);
             Failure { what: what.to_owned(), why, ..error.into() }
         })?;
-        let is_command = recipe.trainer == recipe::TrainerKind::Command;
+        let is_command = recipe.job() == recipe::JobKind::Command;
         // Independent ranks have no mesh, and the mesh of a command is unknown. Both use all ranks of the target.
         let is_free = is_command || !recipe.task.ranks_depend_on_each_other();
         let mesh = match (is_free, cx.target.slots()) {

@@ -3,7 +3,7 @@
 use camino::{Utf8Path, Utf8PathBuf};
 use cluster::slurm::{Adopted, SlurmSpec};
 use cluster::{Node, NodeId, Placement, PlacementError};
-use recipe::{Length, Mesh, Per, Recipe, Task};
+use recipe::{JobKind, Length, Mesh, Per, Recipe};
 use rundir::{
     Attempt, AttemptWhy, CommandPlace, ErrorCode, Failure, Login, Run, RunDir, SCHEMA, StartFrom, command_folder,
     command_output, command_ranks, command_template, command_words,
@@ -82,9 +82,14 @@ impl LaunchPlan {
         }
     }
 
+    /// Returns the job of the run.
+    pub fn job(&self) -> JobKind {
+        self.run.job()
+    }
+
     /// Returns whether the recipe runs a command.
     pub fn is_command(&self) -> bool {
-        self.run.recipe().is_ok_and(|recipe| recipe.trainer == recipe::TrainerKind::Command)
+        self.job() == JobKind::Command
     }
 
     /// Returns the task of the ranks.
@@ -175,28 +180,26 @@ impl Draft<'_> {
             slurm: cx.target.slurm.clone(),
         };
         let recipe = &attempt.effective(self.recipe);
-        let encode = cx.options.encode.as_ref().filter(|_| recipe.task == Task::Encode);
-        let disk = match recipe.task {
-            Task::Encode => DiskNeed::of_data_set(encode.map_or(0, |encode| encode.disk_bytes)),
+        let encode = cx.options.encode.as_ref().filter(|_| recipe.job() == JobKind::Encode);
+        let disk = match recipe.job() {
+            JobKind::Encode => DiskNeed::of_data_set(encode.map_or(0, |encode| encode.disk_bytes)),
             // Videos are small, and there are no checkpoints.
-            Task::Sample => DiskNeed::of_data_set(0),
-            Task::Train => DiskNeed::new(recipe, self.start_step, self.saved, self.newest_bytes),
+            JobKind::Sample => DiskNeed::of_data_set(0),
+            JobKind::Train | JobKind::Command => DiskNeed::new(recipe, self.start_step, self.saved, self.newest_bytes),
         };
         let plan = LaunchPlan::of(self.run, self.dir, recipe, attempt, disk, cx);
         let LaunchPlan { run, dir, attempt, disk, .. } = &plan;
-        let mut summary = match recipe.trainer {
-            _ if recipe.task == Task::Encode => {
+        let mut summary = match recipe.job() {
+            JobKind::Encode => {
                 let rows = encode.map_or(&[][..], |encode| &encode.rows);
                 short_summary(dir, recipe, attempt, encode_rows(recipe), rows, &cx.trainer.path)
             }
-            _ if recipe.task == Task::Sample => {
+            JobKind::Sample => {
                 let rows = sample_rows(recipe, attempt, &self.weights);
                 short_summary(dir, recipe, attempt, rows, &[], &cx.trainer.path)
             }
-            recipe::TrainerKind::Embedded => summary(run, dir, recipe, attempt, &self.weights, disk, &cx.trainer.path),
-            recipe::TrainerKind::Command => {
-                command_summary(run, dir, recipe, attempt, &self.weights, plan.master.as_ref())
-            }
+            JobKind::Train => summary(run, dir, recipe, attempt, &self.weights, disk, &cx.trainer.path),
+            JobKind::Command => command_summary(run, dir, recipe, attempt, &self.weights, plan.master.as_ref()),
         };
         let job_script = cx.target.pending_slurm().map(|_| job_script::script(dir, run, attempt, cx));
         // First, because a long plan does not fit on a small screen.
@@ -297,7 +300,7 @@ fn commands(
     node: &NodeId,
     master: Option<&Master>,
 ) -> Vec<String> {
-    if recipe.trainer == recipe::TrainerKind::Embedded {
+    if recipe.job() != JobKind::Command {
         return Vec::new();
     }
     let master = master.map(|master| (master.address.as_str(), master.port));

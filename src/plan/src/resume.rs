@@ -142,7 +142,7 @@ pub(crate) fn next_attempt(
     check_min_nodes(what, &recipe, cx)?;
     let checkpoint = choose(what, request)?;
     check_changes(what, request, checkpoint.is_some())?;
-    let is_command = recipe.trainer == recipe::TrainerKind::Command;
+    let is_command = recipe.job() == recipe::JobKind::Command;
     match (request.options.kind, checkpoint) {
         (ResumeKind::WeightsOnly, Some(checkpoint)) => {
             let parent = parent(request, checkpoint);
@@ -581,7 +581,7 @@ fn fit_mesh(what: &str, request: &ResumeRequest<'_>, recipe: &Recipe, cx: &Conte
     if let Some(mesh) = last.into_iter().chain([recipe.mesh]).find(|mesh| mesh.world() == ranks) {
         return Ok(mesh);
     }
-    if recipe.trainer == recipe::TrainerKind::Command && ranks > 0 {
+    if recipe.job() == recipe::JobKind::Command && ranks > 0 {
         return Ok(command_mesh(ranks));
     }
     let Mesh { dp_replicate, tp, .. } = recipe.mesh;

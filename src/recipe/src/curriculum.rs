@@ -8,7 +8,7 @@ use crate::name::is_name;
 use crate::nearest::nearest;
 use crate::value::shown;
 use crate::{
-    Key, Kind, Origin, ParamSpec, RecipeError, RecipeErrorKind, Resolved, SCHEMA, Task, TrainerKind, load, param_specs,
+    JobKind, Key, Kind, Origin, ParamSpec, RecipeError, RecipeErrorKind, Resolved, SCHEMA, Task, load, param_specs,
 };
 
 /// Stages in the order in which they are trained.
@@ -164,7 +164,7 @@ fn stage(
         return Err(error(RecipeErrorKind::Stage, file, &format!("{at}.recipe"), why, fix));
     }
     let start = start(file, &at, table, previous)?;
-    let is_command = resolved.recipe.trainer == TrainerKind::Command;
+    let is_command = resolved.recipe.job() == JobKind::Command;
     match (&start, previous) {
         (StageStart::Random, _) => {}
         (_, _) if is_command => takes_weights(file, &at, &name, &resolved, &start)?,
@@ -237,7 +237,7 @@ fn takes_weights(
 
 /// Checks that a stage's model can load the weights of the previous stage.
 fn fits(file: &File, at: &str, previous: &StageSpec, name: &str, resolved: &Resolved) -> Result<(), RecipeError> {
-    if previous.resolved.recipe.trainer == TrainerKind::Command {
+    if previous.resolved.recipe.job() == JobKind::Command {
         let why = format!(
             "{}: stage {name} cannot start from the checkpoints of the command of stage {}",
             file.place(&format!("{at}.start"), &file.path),

@@ -1,7 +1,7 @@
 //! Fits a recipe to a number of ranks without changing the global batch.
 
 use crate::load::{Origin, Resolved};
-use crate::{Accumulate, Mesh, Recipe, RecipeError, RecipeErrorKind, TrainerKind};
+use crate::{Accumulate, JobKind, Mesh, Recipe, RecipeError, RecipeErrorKind};
 use units::counted;
 
 /// The changes that [`Recipe::fit`] makes.
@@ -23,7 +23,7 @@ impl Recipe {
     /// # Errors
     /// If the recipe runs a command, or if no mesh fits; the hint then gives the nearest numbers of ranks that fit.
     pub fn fit(&self, ranks: usize) -> Result<MeshFit, RecipeError> {
-        if self.trainer == TrainerKind::Command {
+        if self.job() == JobKind::Command {
             return Err(RecipeError::new(
                 RecipeErrorKind::WrongTrainer,
                 format!("{} cannot be fitted to {}", self.name, counted(ranks, "rank")),

@@ -2,8 +2,8 @@
 
 use crate::cost::{UnitSizes, link_s};
 use crate::{
-    Accumulate, ComputeDtype, Device, EmaDevice, Flops, FrozenDtype, Layer, OptimizerKind, RankMemory, Recipe,
-    RecipeError, RecipeErrorKind, Remat, RematMode, Task, TrainerKind,
+    Accumulate, ComputeDtype, Device, EmaDevice, Flops, FrozenDtype, JobKind, Layer, OptimizerKind, RankMemory, Recipe,
+    RecipeError, RecipeErrorKind, Remat, RematMode,
 };
 use serde::Serialize;
 use std::collections::HashMap;
@@ -44,7 +44,7 @@ impl Recipe {
     /// If no combination fits; the hint then gives the combination that needs the least memory. Also if the recipe does not train, or
     /// starts a command.
     pub fn fit_memory(&self, limit: u64, most: usize) -> Result<Vec<MemoryFit>, RecipeError> {
-        if self.trainer == TrainerKind::Command || self.task != Task::Train {
+        if self.job() != JobKind::Train {
             return Err(RecipeError::new(
                 RecipeErrorKind::WrongTrainer,
                 format!("the memory of {} cannot be fitted", self.name),

@@ -39,7 +39,18 @@ impl JobKind {
         }
     }
 
-    /// Returns the job of a recipe in TOML. A recipe without a task trains.
+    /// Reads the job from the table of a recipe, without checks. A recipe without a task trains.
+    pub fn of_table(recipe: &toml::Table) -> Self {
+        let word = |key: &str| recipe.get(key).and_then(toml::Value::as_str);
+        Self::of_words(word("trainer"), word("task"))
+    }
+
+    /// Returns whether the job has a model: its recipe has the section `[model]`.
+    pub fn has_model(self) -> bool {
+        matches!(self, JobKind::Train | JobKind::Sample)
+    }
+
+    /// Returns the job that these words in a recipe select.
     pub(crate) fn of_words(trainer: Option<&str>, task: Option<&str>) -> Self {
         let is_command = trainer == Some(TrainerKind::Command.name());
         let trainer = if is_command { TrainerKind::Command } else { TrainerKind::Embedded };

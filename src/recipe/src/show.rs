@@ -8,8 +8,7 @@ use crate::{JobKind, Key, Resolved, SCHEMA, SettingRow};
 /// Returns the keys of a resolved recipe, such as that of a run, with their values as text, in the order of [`SCHEMA`]. A key that
 /// the recipe lacks, because it is older than the key, has its default.
 pub fn shown_settings(recipe: &toml::Table) -> Vec<(&'static str, String)> {
-    let word = |key: &str| recipe.get(key).and_then(toml::Value::as_str);
-    let job = JobKind::of_words(word("trainer"), word("task"));
+    let job = JobKind::of_table(recipe);
     let keys = SCHEMA.iter().filter(|key| key.path != "name" && key.is_for(job));
     keys.filter_map(|key| {
         let (section, name) = key.parts();

@@ -3,7 +3,7 @@
 use crate::files::{Versioned, read_toml, write_toml};
 use crate::{Error, ErrorCode, Failure, RunDir, RunId, SCHEMA};
 use camino::Utf8PathBuf;
-use recipe::{Length, Recipe, Task};
+use recipe::{JobKind, Length, Recipe, Task};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -103,16 +103,20 @@ pub enum StartFrom {
 }
 
 impl Run {
+    /// Returns the job of the run.
+    pub fn job(&self) -> JobKind {
+        // Called for each run of a list, so the recipe is not parsed.
+        JobKind::of_table(&self.recipe)
+    }
+
     /// Returns whether a command of the user trains, instead of the embedded trainer.
     pub fn is_command(&self) -> bool {
-        // Called for each run of a list, so the recipe is not parsed.
-        self.recipe.get("trainer").and_then(toml::Value::as_str) == Some("command")
+        self.job() == JobKind::Command
     }
 
     /// Returns the task of the run's ranks. The task of a command is training.
     pub fn task(&self) -> Task {
-        let word = self.recipe.get("task").and_then(toml::Value::as_str);
-        Task::ALL.into_iter().find(|task| Some(task.name()) == word).unwrap_or_default()
+        self.job().task().unwrap_or(Task::Train)
     }
 
     /// Returns the length of the run in its recipe; `None` if the task has none.

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use camino::Utf8PathBuf;
 use cluster::{NodeId, RankPlace};
-use recipe::{Per, Recipe, Secrets, TrainerKind};
+use recipe::{JobKind, Per, Recipe, Secrets};
 use rundir::{Attempt, CommandPlace, ErrorCode, Failure, Run, RunDir, RunId, command_folder, command_words};
 
 /// The variable with the rendezvous file of the ranks of one node. Without it, the rendezvous is at `MASTER_ADDR`.
@@ -50,7 +50,7 @@ impl Job {
         }
         let recipe = attempt.effective(&meta.recipe()?);
         let (one_node, local_world) = (places.len() == attempt.placement.world(), places.len());
-        let is_command = recipe.trainer == TrainerKind::Command;
+        let is_command = recipe.job() == JobKind::Command;
         if is_command && recipe.command.per == Per::Node {
             places.truncate(1);
         }
@@ -72,7 +72,7 @@ impl Job {
 
     /// Returns true if a command of the user trains, instead of the embedded trainer.
     pub fn is_command(&self) -> bool {
-        self.recipe.trainer == TrainerKind::Command
+        self.recipe.job() == JobKind::Command
     }
 
     /// Returns true if rank 0, which writes the metrics of the run, is here.

@@ -1,7 +1,7 @@
 //! Checks the adapter that training starts from.
 
 use camino::Utf8Path;
-use recipe::{Recipe, Task, TrainerKind};
+use recipe::{JobKind, Recipe};
 use rundir::{ErrorCode, Failure};
 use weights::LoraFile;
 
@@ -33,6 +33,5 @@ pub fn note(recipe: &Recipe) -> Option<String> {
 
 /// Returns the path of the adapter that training starts from.
 fn path(recipe: &Recipe) -> Option<&Utf8Path> {
-    let trains = (recipe.trainer, recipe.task) == (TrainerKind::Embedded, Task::Train);
-    recipe.lora.starts_from().filter(|_| trains && recipe.lora.is_used())
+    recipe.lora.starts_from().filter(|_| recipe.job() == JobKind::Train && recipe.lora.is_used())
 }

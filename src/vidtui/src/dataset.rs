@@ -18,12 +18,12 @@ use std::collections::BTreeSet;
 /// # Errors
 /// A file is missing or has the wrong shape. The failure names the first such line of the index.
 pub fn check(recipe: &Recipe) -> Result<String, Failure> {
-    if recipe.task == Task::Encode {
+    if recipe.job() == JobKind::Encode {
         let inputs = EncodeInputs::open(recipe)?;
         let (clips, excluded) = (inputs.manifest.usable().count(), inputs.manifest.excluded().count());
         return Ok(format!("{}, {excluded} excluded; the encoders are complete", units::counted(clips, "clip")));
     }
-    if recipe.task == Task::Sample {
+    if recipe.job() == JobKind::Sample {
         check_encoders(&recipe.encoders, &recipe.model, Task::Sample)?;
         return Ok(format!("the VAE and the text encoder in {} belong to the model", recipe.encoders.folder));
     }
@@ -101,7 +101,7 @@ fn check_samples(recipe: &Recipe) -> Result<(), Failure> {
 /// Returns the number of inputs, the memory and the disk space of an encoding run. `None` for other tasks, and for inputs that cannot
 /// be used, which another check reports.
 pub fn encode_facts(recipe: &Recipe) -> Option<EncodeFacts> {
-    if recipe.task != Task::Encode {
+    if recipe.job() != JobKind::Encode {
         return None;
     }
     let inputs = EncodeInputs::open(recipe).ok()?;
@@ -131,7 +131,7 @@ pub fn encode_facts(recipe: &Recipe) -> Option<EncodeFacts> {
 /// Returns some input files of a recipe: the files of the first, middle and last sample, or the index and the first shard of a store,
 /// and the null text. To encode or sample, returns clips and files of the encoders.
 pub fn sample_files(recipe: &Recipe) -> Vec<Utf8PathBuf> {
-    if recipe.task == Task::Encode {
+    if recipe.job() == JobKind::Encode {
         let clips = ClipManifest::read(&recipe.encode.manifest).map_or_else(|_| Vec::new(), |manifest| manifest.clips);
         let paths: Vec<_> = clips.into_iter().filter(Clip::is_usable).map(|clip| clip.path).collect();
         let picked = BTreeSet::from([0, paths.len() / 2, paths.len().saturating_sub(1)]);
@@ -140,7 +140,7 @@ pub fn sample_files(recipe: &Recipe) -> Vec<Utf8PathBuf> {
         let folder = &recipe.encoders.folder;
         return picked.chain(of_encoders.map(|(name, file)| folder.join(name).join(file))).collect();
     }
-    if recipe.task == Task::Sample {
+    if recipe.job() == JobKind::Sample {
         let folder = &recipe.encoders.folder;
         return ["vae/config.json", "text_encoder/config.json"].map(|file| folder.join(file)).to_vec();
     }

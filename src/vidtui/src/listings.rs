@@ -7,7 +7,7 @@ use crate::file_stamp::{FileStamp, stamp_of};
 use crate::workspace::{self, Workspace};
 use camino::{Utf8Path, Utf8PathBuf};
 use cluster::slurm::JobStatus;
-use recipe::{RecipeErrorKind, Resolved, Task, TrainerKind};
+use recipe::{JobKind, RecipeErrorKind, Resolved};
 use rundir::{Failure, RunDir, SampleFolder};
 use runstate::{RunFacts, RunSummary};
 use std::collections::BTreeMap;
@@ -226,25 +226,22 @@ fn recipe_view(path: &Utf8Path, builds_on_it: usize) -> RecipeView {
 
 fn recipe_facts(resolved: &Resolved) -> RecipeFacts {
     let recipe = &resolved.recipe;
-    let is_command = recipe.trainer == TrainerKind::Command;
-    let has_model = !is_command && recipe.task != Task::Encode;
-    let kind = match recipe.task {
-        _ if is_command => recipe.command.adapter.program().unwrap_or("command"),
-        Task::Train if recipe.lora.rank > 0 => "LoRA",
-        task => task.name(),
+    let (job, length) = (recipe.job(), recipe.train.length);
+    let kind = match job {
+        JobKind::Command => recipe.command.adapter.program().unwrap_or("command"),
+        JobKind::Train if recipe.lora.is_used() => "LoRA",
+        JobKind::Train | JobKind::Encode | JobKind::Sample => recipe.task.name(),
     };
-    let length = recipe.train.length;
-    let batch = units::counted(recipe.train.global_batch, "sample");
     RecipeFacts {
         name: recipe.name.clone(),
         kind: kind.to_owned(),
-        command: is_command.then(|| plan::command_line(&recipe.command.run)),
-        params: has_model.then(|| recipe.cost().params),
-        seq_len: has_model.then(|| recipe.model.seq_len()),
-        length: match recipe.task {
-            _ if is_command => length.to_string(),
-            Task::Train => format!("{length} of {batch}"),
-            Task::Encode | Task::Sample => String::new(),
+        command: (job == JobKind::Command).then(|| plan::command_line(&recipe.command.run)),
+        params: job.has_model().then(|| recipe.cost().params),
+        seq_len: job.has_model().then(|| recipe.model.seq_len()),
+        length: match job {
+            JobKind::Command => length.to_string(),
+            JobKind::Train => format!("{length} of {}", units::counted(recipe.train.global_batch, "sample")),
+            JobKind::Encode | JobKind::Sample => String::new(),
         },
         mesh: recipe.mesh.to_string(),
         ranks: recipe.mesh.world(),

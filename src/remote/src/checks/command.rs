@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use cluster::NodeId;
 use plan::{LaunchPlan, quote};
-use recipe::{Recipe, Task, TrainerKind};
+use recipe::{JobKind, Recipe};
 use rundir::{ErrorCode, Failure};
 
 use super::check::{Check, CheckId};
@@ -19,11 +19,11 @@ const TIMEOUT: Duration = Duration::from_secs(20);
 pub(super) fn ffmpeg<S: Shell + ?Sized>(what: &str, plan: &LaunchPlan, shells: &mut [Box<S>]) -> Vec<Check> {
     let Ok(recipe) = plan.run.recipe() else { return Vec::new() };
     let first = plan.attempt.placement.ranks.first().map(|place| &place.node);
-    let runs_it = |node: &NodeId| match recipe.task {
-        _ if recipe.trainer == TrainerKind::Command => false,
-        Task::Encode => true,
-        Task::Sample => Some(node) == first,
-        Task::Train => Some(node) == first && !recipe.sample.prompts.is_empty(),
+    let runs_it = |node: &NodeId| match recipe.job() {
+        JobKind::Command => false,
+        JobKind::Encode => true,
+        JobKind::Sample => Some(node) == first,
+        JobKind::Train => Some(node) == first && !recipe.sample.prompts.is_empty(),
     };
     let nodes: Vec<_> = plan.nodes.iter().map(|launch| &launch.node).filter(|node| runs_it(node)).collect();
     if nodes.is_empty() {
@@ -68,7 +68,7 @@ printf '%s\n' "$version" | head -n 1
 
 pub(super) fn checks<S: Shell + ?Sized>(what: &str, plan: &LaunchPlan, shells: &mut [Box<S>]) -> Vec<Check> {
     let recipe = match plan.run.recipe() {
-        Ok(recipe) if recipe.trainer == TrainerKind::Command => recipe,
+        Ok(recipe) if recipe.job() == JobKind::Command => recipe,
         // Another check reports an invalid recipe.
         _ => return Vec::new(),
     };

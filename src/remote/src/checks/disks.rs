@@ -2,7 +2,7 @@
 
 use camino::{Utf8Path, Utf8PathBuf};
 use plan::{DiskNeed, LaunchPlan, check_disk};
-use recipe::Task;
+use recipe::JobKind;
 use rundir::{ErrorCode, Failure};
 use units::size;
 
@@ -29,10 +29,10 @@ pub(super) fn runs(plan: &LaunchPlan) -> &Utf8Path {
 /// Returns the folder that a command or an encode writes to, if it is outside the folder of runs.
 fn output(plan: &LaunchPlan) -> Option<Utf8PathBuf> {
     let recipe = plan.run.recipe().ok()?;
-    let output = match (plan.is_command(), plan.task()) {
-        (true, _) => rundir::command_output(&plan.dir, &plan.run, &recipe),
-        (false, Task::Encode) => recipe.encode.out,
-        (false, Task::Train | Task::Sample) => return None,
+    let output = match plan.job() {
+        JobKind::Command => rundir::command_output(&plan.dir, &plan.run, &recipe),
+        JobKind::Encode => recipe.encode.out,
+        JobKind::Train | JobKind::Sample => return None,
     };
     Some(output).filter(|output| !output.starts_with(runs(plan)))
 }

@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use camino::Utf8Path;
 use nix::unistd::{AccessFlags, access};
 use plan::{LaunchPlan, check_weights};
-use recipe::{Secrets, Task, TrainerKind};
+use recipe::{JobKind, Secrets};
 use rundir::{Checkpoint, CheckpointEntry, ErrorCode, Failure, RunDir, StartFrom};
 use units::size;
 
@@ -54,11 +54,10 @@ fn trainer(what: &str, plan: &LaunchPlan) -> CheckResult {
 /// Checks that the starting checkpoint is complete and has the shape of the recipe's model.
 fn weights(what: &str, plan: &LaunchPlan) -> CheckResult {
     let recipe = plan.run.recipe()?;
-    if recipe.trainer == TrainerKind::Command {
-        return command_weights(what, plan);
-    }
-    if recipe.task == Task::Encode {
-        return Ok(format!("the encoders in {}", recipe.encoders.folder));
+    match recipe.job() {
+        JobKind::Command => return command_weights(what, plan),
+        JobKind::Encode => return Ok(format!("the encoders in {}", recipe.encoders.folder)),
+        JobKind::Train | JobKind::Sample => {}
     }
     let Some(dir) = weights_dir(plan) else { return Ok("random".into()) };
     let checkpoint = Checkpoint::open(&dir).map_err(|error| {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use cluster::nvidia_smi::{COMPUTE_APPS, ComputeApp, FORMAT, GpuQuery, Output, SmiError, read_compute_apps};
 use cluster::{GpuSample, NodeId, Xid, XidAction, remove_ended};
 use plan::LaunchPlan;
-use recipe::{GPU_SHARE, Task};
+use recipe::{GPU_SHARE, JobKind};
 use rundir::{ErrorCode, now_s};
 use units::{counted, size};
 
@@ -229,7 +229,7 @@ const LARGEST: usize = 4;
 /// Returns why the planned memory of `ranks` ranks does not fit a GPU with `total` bytes, and the fix. Only the memory of training with the
 /// embedded trainer is planned.
 fn too_large(plan: &LaunchPlan, ranks: u64, total: u64) -> Option<(String, String)> {
-    let is_planned = !plan.is_command() && plan.task() == Task::Train && plan.on_gpus(plan.trainer.cuda);
+    let is_planned = plan.job() == JobKind::Train && plan.on_gpus(plan.trainer.cuda);
     let recipe = plan.run.recipe().ok().filter(|_| is_planned)?;
     // The plan is an estimate. A resume on the mesh on which earlier attempts already trained is not rejected.
     if plan.attempt.start_step > 0 && plan.attempt.mesh == recipe.mesh {

@@ -1,7 +1,7 @@
 //! Checks of the inputs of a launch plan: the recipe, the target, the data set, the weights and the trainer.
 
 use plan::{Target, TrainerBinary, Weights, check_weights};
-use recipe::{Recipe, Task, Trainable, TrainerKind};
+use recipe::{JobKind, Recipe, Trainable};
 use rundir::{Checkpoint, Failure};
 use units::counted;
 
@@ -26,19 +26,19 @@ pub(super) fn checks(inputs: LaunchInputs<'_>) -> Vec<Check> {
     let LaunchInputs { recipe, target, data, weights, program } = inputs;
     let valid = format!("{}: valid", recipe.name);
     let mut checks = vec![Check::new(CheckId::Recipe, None, Ok(valid))];
-    match recipe.trainer {
-        TrainerKind::Embedded if recipe.task == Task::Encode => checks.extend([
+    match recipe.job() {
+        JobKind::Encode => checks.extend([
             Check::new(CheckId::Ranks, None, target.map(|target| ranks(&target))),
             Check::new(CheckId::Data, None, data),
             Check::new(CheckId::Trainer, None, program.map(|program| trainer(recipe, &program))),
         ]),
-        TrainerKind::Embedded => checks.extend([
+        JobKind::Train | JobKind::Sample => checks.extend([
             Check::new(CheckId::Mesh, None, target.and_then(|target| mesh(recipe, &target))),
             Check::new(CheckId::Data, None, data),
             Check::new(CheckId::Weights, None, weights.and_then(|weights| starting_weights(recipe, weights))),
             Check::new(CheckId::Trainer, None, program.map(|program| trainer(recipe, &program))),
         ]),
-        TrainerKind::Command => {
+        JobKind::Command => {
             checks.push(Check::new(CheckId::Ranks, None, target.map(|target| ranks(&target))));
             // Weights that were found are checked with the plan.
             checks.extend(weights.err().map(|failure| Check::new(CheckId::Weights, None, Err(failure))));

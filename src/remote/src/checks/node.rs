@@ -4,7 +4,7 @@ use camino::Utf8PathBuf;
 use cluster::NodeId;
 use health::CLOCKS_APART_S;
 use plan::{LaunchPlan, Master};
-use recipe::{Recipe, Task};
+use recipe::{JobKind, Recipe};
 use rundir::{ErrorCode, Failure};
 
 use super::answer::{CheckResult, Fail, NodeAnswer, NodeCheck, NodeFacts, leave_out};
@@ -187,10 +187,10 @@ fn short(sha256: &str) -> &str {
 /// Returns the paths that every node must be able to read: the manifest of an encode, the indexes of a training run, or the encoders
 /// for sampling.
 pub(super) fn data_files(recipe: Recipe) -> Vec<Utf8PathBuf> {
-    match recipe.task {
-        Task::Encode => vec![recipe.encode.manifest],
-        Task::Train if recipe.data.sets.is_empty() => vec![recipe.data.index],
-        Task::Train => recipe.data.sets.into_iter().map(|set| set.index).collect(),
-        Task::Sample => vec![recipe.encoders.folder],
+    match recipe.job() {
+        JobKind::Command => Vec::new(),
+        JobKind::Encode => vec![recipe.encode.manifest],
+        JobKind::Train => recipe.data.all().into_iter().map(|set| set.index).collect(),
+        JobKind::Sample => vec![recipe.encoders.folder],
     }
 }

@@ -155,7 +155,7 @@ pub(super) fn this_machine(
 }
 
 fn script(plan: &LaunchPlan, marker: &Marker) -> String {
-    let files = plan.run.recipe().ok().filter(|_| !plan.is_command()).map_or_else(Vec::new, node::data_files);
+    let files = plan.run.recipe().map_or_else(|_| Vec::new(), node::data_files);
     let data: Vec<String> = files.iter().chain(&plan.data).map(|file| quote(file.as_str())).collect();
     let (address, port) = plan.master.as_ref().map_or(("", 0), |master| (master.address.as_str(), master.port));
     let weights = weights_dir(plan).unwrap_or_default();

@@ -2,7 +2,7 @@
 
 use cluster::NodeId;
 use plan::{LaunchPlan, quote};
-use recipe::{OFFLOAD_FIX, OFFLOAD_SHARE, OffloadStore, Recipe, Task};
+use recipe::{JobKind, OFFLOAD_FIX, OFFLOAD_SHARE, OffloadStore, Recipe};
 use rundir::ErrorCode;
 use units::size;
 
@@ -11,7 +11,7 @@ use super::check::CheckId;
 
 /// Returns the recipe and the backing store of its ranks, if the ranks offload tensors.
 fn store(plan: &LaunchPlan) -> Option<(Recipe, OffloadStore)> {
-    let recipe = plan.run.recipe().ok().filter(|_| !plan.is_command() && plan.task() == Task::Train)?;
+    let recipe = plan.run.recipe().ok().filter(|_| plan.job() == JobKind::Train)?;
     let store = recipe.memory.store.on(plan.on_gpus(plan.trainer.cuda));
     recipe.memory.is_used().then_some((recipe, store))
 }

@@ -7,7 +7,7 @@ use crate::command_error::CommandError;
 use crate::commands::fit_memory;
 use crate::output;
 use crate::workspace::{LaunchOptions, Workspace};
-use recipe::{Flops, Task, TrainerKind};
+use recipe::Flops;
 use remote::Check;
 use rundir::{ErrorCode, Failure};
 
@@ -27,7 +27,7 @@ pub fn run(workspace: &Workspace, args: &CheckArgs) -> Result<(), CommandError> 
     let recipe = &subject.resolved().recipe;
     let checks = checks::all(workspace, &options, &|_| {}, &|_| {});
     // The cost of an external trainer is unknown, and an encode has its own facts.
-    let own = recipe.trainer == TrainerKind::Embedded && recipe.task != Task::Encode;
+    let own = recipe.job().has_model();
     let encode = crate::dataset::encode_facts(recipe);
     let failed: Vec<&Check> = checks.iter().filter(|check| check.failure().is_some()).collect();
     if args.output.json {

@@ -13,7 +13,7 @@ use dataset::check::{Checked, Report};
 use dataset::store::Plan;
 use dataset::{Assigner, ClipManifest, EncodeInputs};
 use plan::LaunchPlan;
-use recipe::{Encoders, Recipe, Task, TrainerKind, name_of};
+use recipe::{Encoders, Recipe, Task, name_of};
 use rundir::{ErrorCode, Failure};
 use serde_json::{Map, Value as Json};
 use std::fs::{File, TryLockError};
@@ -132,7 +132,7 @@ fn prepare(workspace: &Workspace, args: &DataEncodeArgs, progress: OnStep<'_>) -
     let lock = FolderLock::take(&args.out)?;
     let trained = args.recipe.as_deref().map(|recipe| workspace.subject(recipe, &[])).transpose()?;
     let trained = trained.map(|subject| subject.resolved().recipe.clone());
-    if let Some(trained) = trained.as_ref().filter(|trained| trained.trainer == TrainerKind::Embedded) {
+    if let Some(trained) = trained.as_ref().filter(|trained| trained.job().has_model()) {
         let encoders = Encoders { folder: args.model.clone(), ..trained.encoders.clone() };
         dataset::check_encoders(&encoders, &trained.model, Task::Encode)?;
     }

@@ -4,7 +4,7 @@ use crate::args::ProfileArgs;
 use crate::command_error::CommandError;
 use crate::output;
 use crate::workspace::Workspace;
-use recipe::{Task, TrainerKind};
+use recipe::JobKind;
 use rundir::{ErrorCode, Failure};
 
 /// Requests that every rank records the next steps.
@@ -18,8 +18,7 @@ pub fn run(workspace: &Workspace, args: &ProfileArgs) -> Result<(), CommandError
     if summary.state.is_end() {
         return refuse(ErrorCode::RunNotRunning, "the run has ended", "resume it: vidtui resume RUN");
     }
-    let recipe = summary.run.recipe()?;
-    if recipe.trainer == TrainerKind::Command || recipe.task != Task::Train {
+    if summary.run.job() != JobKind::Train {
         return refuse(
             ErrorCode::InvalidArgument,
             "only runs that train with the embedded trainer record traces",

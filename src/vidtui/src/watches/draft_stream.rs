@@ -5,7 +5,7 @@ use crate::checks;
 use crate::conversions;
 use crate::workspace::{DraftFiles, DraftLaunch, Init, LaunchOptions, hashed};
 use camino::{Utf8Path, Utf8PathBuf};
-use recipe::{StageStart, TrainerKind};
+use recipe::{JobKind, StageStart};
 use remote::{Check, CheckId};
 use std::convert::Infallible;
 use std::sync::{Mutex, PoisonError};
@@ -59,7 +59,7 @@ impl Stream {
             Err(refusal) => return send(DraftMsg::Refused(refusal.into_failure())),
         };
         let recipe = &launch.subject.resolved().recipe;
-        let is_fitted = draft.fit != ui::draft::Fit::Off && recipe.trainer == TrainerKind::Embedded;
+        let is_fitted = draft.fit != ui::draft::Fit::Off && recipe.job() != JobKind::Command;
         if is_fitted {
             send(DraftMsg::Fitted { ranks: recipe.mesh.world(), changes: launch.fitted.clone() })?;
         }

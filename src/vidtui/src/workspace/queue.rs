@@ -6,7 +6,7 @@ use crate::command_error::CommandError;
 use crate::commands::typed;
 use cluster::NodeId;
 use plan::LaunchPlan;
-use recipe::{StageStart, TrainerKind};
+use recipe::{JobKind, StageStart};
 use rundir::{ErrorCode, Failure, Queue, QueueEntry, QueueState, QueueWorker, RunDir, RunId, SCHEMA};
 use runstate::{Liveness, RunState};
 
@@ -97,7 +97,7 @@ impl Workspace {
     fn check_ranks(&self, options: &LaunchOptions<'_>) -> Result<(), CommandError> {
         let recipe = &options.subject.resolved().recipe;
         let target = self.target(options.ranks, options.nodes, recipe.mesh.world(), recipe.run.spares)?;
-        if recipe.trainer == TrainerKind::Embedded {
+        if recipe.job() != JobKind::Command {
             recipe.check_world(target.slots()).map_err(super::subject::recipe_failure)?;
         }
         Ok(())

@@ -4,7 +4,7 @@ use super::Workspace;
 use crate::args::NodesArgs;
 use crate::command_error::CommandError;
 use camino::Utf8Path;
-use recipe::{Curriculum, Resolved, StageSpec, TrainerKind};
+use recipe::{Curriculum, JobKind, Resolved, StageSpec};
 use rundir::{ErrorCode, Failure};
 use ui::StageView;
 
@@ -100,7 +100,7 @@ impl Workspace {
         let ranks = match fitting {
             Fitting::Off => return Ok(None),
             // A command starts on all ranks of the target.
-            Fitting::ToNodes if resolved.recipe.trainer == TrainerKind::Command => return Ok(None),
+            Fitting::ToNodes if resolved.recipe.job() == JobKind::Command => return Ok(None),
             // Independent ranks have no mesh.
             _ if !resolved.recipe.task.ranks_depend_on_each_other() => return Ok(None),
             Fitting::To(ranks) => ranks,
@@ -140,7 +140,7 @@ pub fn named_stage<'a>(curriculum: &'a Curriculum, name: &str) -> Result<&'a Sta
 /// Returns a stage as the screen shows it.
 pub fn stage_view(stage: &StageSpec) -> StageView {
     let recipe = &stage.resolved.recipe;
-    if recipe.trainer == TrainerKind::Command {
+    if recipe.job() == JobKind::Command {
         // If a command trains the model, only the numbers of steps and ranks are known.
         return StageView {
             name: stage.name.clone(),
