@@ -69,11 +69,11 @@ section! {
         /// folder of the data set: latents, texts and their index; existing latents and texts are reused
         pub out: Utf8PathBuf => PATH;
         /// frames per clip: 4k + 1, which the VAE encodes to k + 1 latent frames; 49 for CogVideoX, 81 for 1.5; 0: those of data.buckets
-        pub frames: usize = 0 => int(0, 100_001);
+        pub frames: usize = 0 => int(0, 100_001).needed_by(ENCODE).unless("data.buckets");
         /// rows of a frame in pixels, a multiple of 8; 16 for models with 2 × 2 patches; 0: those of data.buckets
-        pub height: usize = 0 => int(0, 16_384);
+        pub height: usize = 0 => int(0, 16_384).needed_by(ENCODE).unless("data.buckets");
         /// columns of a frame in pixels, a multiple of 8; 16 for models with 2 × 2 patches; 0: those of data.buckets
-        pub width: usize = 0 => int(0, 16_384);
+        pub width: usize = 0 => int(0, 16_384).needed_by(ENCODE).unless("data.buckets");
         /// rate at which frames are taken, per second, and rate of folders of frames: 8 for CogVideoX, 16 for 1.5; 0: the rate of each
         /// clip
         pub fps: f64 = 0.0 => NOT_NEGATIVE;

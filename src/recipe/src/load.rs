@@ -460,19 +460,15 @@ impl Settings {
     fn finish(mut self, name: &str) -> Result<Resolved, RecipeError> {
         let job = self.job();
         self.check_keys(job)?;
-        // Buckets give each clip of an encode its size.
-        let has_buckets =
-            self.set.get("data.buckets").and_then(|(value, _)| value.as_array()).is_some_and(|list| !list.is_empty());
-        let is_size =
-            |key: &Key| ["encode.frames", "encode.height", "encode.width"].contains(&key.path) && !has_buckets;
         let is_set = |key: &Key| {
             let value = self.set.get(key.path).map(|(value, _)| value);
-            value.is_some_and(|value| value.as_str() != Some("") && !(is_size(key) && value.as_integer() == Some(0)))
+            value.is_some_and(|value| value.as_str() != Some("") && value.as_integer() != Some(0))
         };
-        let is_missing = |key: &&Key| {
-            let replaced = key.alternative.and_then(|other| self.set.get(other)).is_some_and(|set| is_given(&set.0));
-            key.is_for(job) && (key.is_needed(job) || is_size(key)) && !is_set(key) && !replaced
+        let is_replaced = |key: &Key| {
+            let mut others = [key.alternative, key.unless].into_iter().flatten();
+            others.any(|other| self.set.get(other).is_some_and(|(value, _)| is_given(value)))
         };
+        let is_missing = |key: &&Key| key.is_for(job) && key.is_needed(job) && !is_set(key) && !is_replaced(key);
         let missing: Vec<_> = SCHEMA.iter().filter(is_missing).collect();
         if let Some(first) = missing.first() {
             let keys: Vec<_> = missing.iter().map(|key| key.path).collect();

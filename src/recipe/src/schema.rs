@@ -19,10 +19,12 @@ pub struct Key {
     pub doc: &'static str,
     /// The jobs that read it.
     pub jobs: &'static [JobKind],
-    /// The jobs that need another value than an empty default.
+    /// The jobs that need another value than an empty default or 0.
     needed_by: &'static [JobKind],
-    /// The key that can be set instead of this one.
+    /// The key that can be set instead of this one. Each replaces the other.
     pub alternative: Option<&'static str>,
+    /// The key that makes this one unnecessary.
+    pub(crate) unless: Option<&'static str>,
     /// The effect of another value on a run that continues from its checkpoint.
     pub on_resume: ResumeEffect,
 }
@@ -130,13 +132,14 @@ pub(crate) struct Spec {
     read_by: Option<&'static [JobKind]>,
     needed_by: &'static [JobKind],
     alternative: Option<&'static str>,
+    unless: Option<&'static str>,
     on_resume: Option<ResumeEffect>,
 }
 
 impl Spec {
     /// Makes a key with these values. It has the readers and the effect on a resume of its section.
     pub const fn of(kind: Kind) -> Self {
-        Spec { kind, read_by: None, needed_by: &[], alternative: None, on_resume: None }
+        Spec { kind, read_by: None, needed_by: &[], alternative: None, unless: None, on_resume: None }
     }
 
     /// Sets the jobs that read the key.
@@ -144,9 +147,14 @@ impl Spec {
         Spec { read_by: Some(jobs), ..self }
     }
 
-    /// Sets the jobs that need another value than an empty default.
+    /// Sets the jobs that need another value than an empty default or 0.
     pub const fn needed_by(self, jobs: &'static [JobKind]) -> Self {
         Spec { needed_by: jobs, ..self }
+    }
+
+    /// Sets the key that makes this one unnecessary.
+    pub const fn unless(self, other: &'static str) -> Self {
+        Spec { unless: Some(other), ..self }
     }
 
     /// Sets the effect of another value on a run that continues from its checkpoint.
@@ -178,6 +186,7 @@ impl Spec {
             },
             needed_by: self.needed_by,
             alternative: self.alternative,
+            unless: self.unless,
             on_resume: match self.on_resume {
                 Some(own) => own,
                 None => on_resume,
