@@ -3,10 +3,7 @@
 use std::collections::BTreeMap;
 
 use camino::Utf8PathBuf;
-use recipe::{
-    CheckpointPolicy, ComputeDtype, Curriculum, Data, Device, Log, LrSchedule, Mesh, Model, Optimizer, Positions,
-    Recipe, Remat, Resolved, RunSettings, StageSpec, StageStart, Train, Trainable, WandbMode,
-};
+use recipe::{Curriculum, Recipe, Resolved, StageSpec, StageStart};
 use rundir::{Attempt, CheckpointEntry, CheckpointSummary, Failure, Run, RunDir};
 use runstate::{Liveness, RunFacts};
 
@@ -16,108 +13,44 @@ use crate::{Context, LaunchPlan, LaunchRequest, StartOptions, Target, TrainerBin
 pub const NOW: f64 = 1_795_146_012.0;
 
 pub fn recipe() -> Recipe {
-    Recipe {
-        name: "demo-2s".into(),
-        task: recipe::Task::Train,
-        trainer: recipe::TrainerKind::Embedded,
-        encoders: recipe::Encoders::default(),
-        encode: recipe::Encode::default(),
-        sample: recipe::Sampling::default(),
-        command: recipe::Command::default(),
-        env: recipe::Env::default(),
-        model: Model {
-            positions: Positions::Rope,
-            num_layers: 2,
-            num_heads: 2,
-            head_dim: 16,
-            time_embed_dim: 32,
-            text_dim: 8,
-            text_len: 4,
-            segments: 1,
-            layer: recipe::Layer::None,
-            ttt_base_lr: 0.1,
-            ttt_lr_alignment: recipe::LrAlignment::Aligned,
-            in_channels: 4,
-            out_channels: 4,
-            patch_size: 2,
-            patch_size_t: 1,
-            ofs_embedding: false,
-            latent_frames: 3,
-            latent_height: 4,
-            latent_width: 4,
-            ttt_mini_batch: 0,
-            norm_eps: 1e-5,
-            qk_norm_eps: 1e-6,
-            latent_scale: 1.0,
-            spatial_interpolation: 1.875,
-            temporal_interpolation: 1.0,
-            ..Model::from_table(
-                &"num_layers=1\nnum_heads=1\ntext_len=1\nlatent_frames=1\nlatent_height=2\nlatent_width=2"
-                    .parse()
-                    .unwrap(),
-            )
-            .unwrap()
-        },
-        data: Data { index: "/data/demo/2s.jsonl".into(), ..Data::default() },
-        train: Train {
-            length: recipe::Length::Steps(60),
-            global_batch: 4,
-            grad_accum: 1,
-            seed: 42,
-            trainable: Trainable::All,
-            frozen: Vec::new(),
-            frozen_dtype: recipe::FrozenDtype::Compute,
-            text_dropout: 0.1,
-            dtype: ComputeDtype::Float32,
-            device: Device::Auto,
-            threads: 0,
-            max_bad_steps: 10,
-            ttt_scan: recipe::TttScan::Operators,
-            fused: recipe::Fused::Operators,
-            tp_pieces: recipe::TokenPieces(0),
-            collective_timeout_s: 0,
-            drift_check: 100,
-            accumulate: recipe::Accumulate::Whole,
-        },
-        lora: recipe::Lora::default(),
-        condition: recipe::Conditioning::default(),
-        loss: recipe::Loss::default(),
-        optimizer: Optimizer {
-            lr: 1e-3,
-            lr_ttt: 1e-3,
-            lr_end: 1e-5,
-            schedule: LrSchedule::Cosine,
-            schedule_ttt: LrSchedule::Cosine,
-            warmup_steps: 5,
-            beta1: 0.9,
-            beta2: 0.95,
-            eps: 1e-8,
-            weight_decay: 1e-4,
-            decay_gates: false,
-            clip_norm: 0.1,
-            ..Optimizer::default()
-        },
-        ema: recipe::Ema::default(),
-        mesh: Mesh { dp_replicate: 1, dp_shard: 2, tp: 1 },
-        remat: Remat {
-            mode: recipe::RematMode::Block,
-            group: 1,
-            keep_attention: true,
-            keep_scan: false,
-            scan_group: 16,
-        },
-        memory: recipe::MemorySettings::default(),
-        checkpoint: CheckpointPolicy { interval: 20, keep_last: 2, keep_every: 0, max_failures: 0 },
-        log: Log {
-            interval: 1,
-            peak_tflops: 0.0,
-            spike: 0.0,
-            tensorboard: false,
-            wandb: WandbMode::Off,
-            prometheus: "".into(),
-        },
-        run: RunSettings::default(),
-    }
+    let keys = r#"
+        name = "demo-2s"
+        [model]
+        num_layers = 2
+        num_heads = 2
+        head_dim = 16
+        time_embed_dim = 32
+        text_dim = 8
+        text_len = 4
+        in_channels = 4
+        out_channels = 4
+        latent_frames = 3
+        latent_height = 4
+        latent_width = 4
+        [data]
+        index = "/data/demo/2s.jsonl"
+        [train]
+        steps = 60
+        global_batch = 4
+        dtype = "float32"
+        ttt_scan = "operators"
+        fused = "operators"
+        [optimizer]
+        lr = 1e-3
+        lr_ttt = 1e-3
+        lr_end = 1e-5
+        schedule = "cosine"
+        schedule_ttt = "cosine"
+        warmup_steps = 5
+        [mesh]
+        dp_shard = 2
+        [checkpoint]
+        interval = 20
+        keep_last = 2
+        [log]
+        spike = 0
+    "#;
+    Recipe::from_table(&keys.parse().unwrap()).unwrap()
 }
 
 /// A recipe for a command that saves like Open-Sora.

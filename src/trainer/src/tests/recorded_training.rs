@@ -18,8 +18,8 @@ use dit::diffusion::{NoiseSchedule, Target};
 use dit::family::Inputs;
 use dit::objective::VPrediction;
 use recipe::{
-    CheckpointPolicy, ComputeDtype, Data, Layer, Log, LrAlignment, Mesh, Model, Optimizer, Positions, Recipe, Remat,
-    RematMode, RunSettings, Train, Trainable, WandbMode,
+    ComputeDtype, Data, Layer, Log, LrAlignment, Mesh, Model, Optimizer, Positions, Recipe, Remat, RematMode, Train,
+    Trainable,
 };
 use serde::{Deserialize, Serialize};
 use sharding::fsdp::Fsdp;
@@ -47,10 +47,10 @@ const BLOCK: Remat = Remat { mode: RematMode::Block, group: 1, keep_attention: t
 const NONE: Remat = Remat { mode: RematMode::None, ..BLOCK };
 const LEAST: Remat = Remat { group: 2, keep_attention: false, keep_scan: false, scan_group: 1, ..BLOCK };
 
-/// Returns a model with defaults for the fields that a recorded run does not set.
-fn any_model() -> Model {
+/// Returns a recipe with defaults for the fields that a recorded run does not set.
+fn any_recipe() -> Recipe {
     let minimal = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/configs/valid/minimal.toml");
-    recipe::load(minimal.into(), &[]).unwrap().recipe.model
+    recipe::load(minimal.into(), &[]).unwrap().recipe
 }
 
 /// A recorded run, and the settings with which it is repeated.
@@ -139,15 +139,9 @@ impl Trace {
         let size = |key: &str| config[key].as_u64().unwrap_or_else(|| panic!("{}: {key}", self.header.path)) as usize;
         let betas: String = self.about("betas");
         let (beta1, beta2) = betas.split_once(',').unwrap();
+        let any = any_recipe();
         Recipe {
             name: "trace".into(),
-            task: recipe::Task::Train,
-            trainer: recipe::TrainerKind::Embedded,
-            encoders: recipe::Encoders::default(),
-            encode: recipe::Encode::default(),
-            sample: recipe::Sampling::default(),
-            command: recipe::Command::default(),
-            env: recipe::Env::default(),
             model: Model {
                 positions: Positions::Rope,
                 num_layers: size("num_layers"),
@@ -174,7 +168,7 @@ impl Trace {
                 latent_scale: 1.0,
                 spatial_interpolation: 1.0,
                 temporal_interpolation: 1.0,
-                ..any_model()
+                ..any.model
             },
             data: Data { index: "none.jsonl".into(), ..Data::default() },
             train: Train {
@@ -183,8 +177,6 @@ impl Trace {
                 grad_accum,
                 seed: 1,
                 trainable: if config["adapter_method"] == "qkvo" { Trainable::Qkvo } else { Trainable::All },
-                frozen: Vec::new(),
-                frozen_dtype: recipe::FrozenDtype::Compute,
                 text_dropout: 0.0,
                 dtype: ComputeDtype::Float32,
                 device: recipe::Device::Cpu,
@@ -192,14 +184,9 @@ impl Trace {
                 max_bad_steps: 1,
                 ttt_scan: recipe::TttScan::Operators,
                 fused: recipe::Fused::Operators,
-                accumulate: recipe::Accumulate::Whole,
-                tp_pieces: recipe::TokenPieces(0),
-                collective_timeout_s: 0,
                 drift_check: 0,
+                ..any.train
             },
-            lora: recipe::Lora::default(),
-            condition: recipe::Conditioning::default(),
-            loss: recipe::Loss::default(),
             optimizer: Optimizer {
                 lr: self.about("lr"),
                 lr_ttt: self.about("lr_ttt"),
@@ -216,20 +203,10 @@ impl Trace {
                 clip_norm: self.about("clip"),
                 ..Optimizer::default()
             },
-            ema: recipe::Ema::default(),
             mesh,
             remat,
-            memory: recipe::MemorySettings::default(),
-            checkpoint: CheckpointPolicy { interval: 0, keep_last: 0, keep_every: 0, max_failures: 0 },
-            log: Log {
-                interval: 1,
-                peak_tflops: 0.0,
-                spike: 0.0,
-                tensorboard: false,
-                wandb: WandbMode::Off,
-                prometheus: "".into(),
-            },
-            run: RunSettings::default(),
+            log: Log { spike: 0.0, ..any.log },
+            ..any
         }
     }
 }
