@@ -9,7 +9,8 @@ use crate::msg::AlertRow;
 use crate::run_state::{StateKind, short_id};
 use crate::screens::alert_details;
 use crate::text;
-use crate::widgets::{details, hint, write, write_centered};
+use crate::widgets::table::{self, Align, Column, Rows, Table};
+use crate::widgets::{details, hint, write_centered};
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;
 use ratatui_core::style::Style;
@@ -32,9 +33,7 @@ pub fn open(model: &mut Model) {
 
 /// Scrolls to the selected alert.
 pub fn keep_selection(model: &mut Model) {
-    let (list, _) = list_area(model);
-    let at = position(model);
-    model.alerts_screen.top = layout::scrolled(model.alerts_screen.top, at, usize::from(list.height.saturating_sub(1)));
+    model.alerts_screen.top = listed(model, list_area(model).0).scrolled();
 }
 
 /// Stores the alerts of all runs. Returns the effect that announces new ones, if one of their channels is the
@@ -90,7 +89,7 @@ pub fn can(model: &Model, action: Action) -> bool {
 /// Handles an action.
 pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
     let (at, last) = (position(model), rows(model).len().saturating_sub(1));
-    let page = usize::from(list_area(model).0.height.saturating_sub(2)).max(1);
+    let page = listed(model, list_area(model).0).page();
     if let Some(to) = layout::moved(action, at, page, last) {
         model.alerts_screen.selected = rows(model).get(to).map(|row| row.state.alert.id.clone());
         keep_selection(model);
@@ -135,6 +134,10 @@ fn list_area(model: &Model) -> (Rect, Rect) {
     layout::list_and_details(body, rows(model).len() as u16 + 2, details::least_rows(model.size, DETAILS))
 }
 
+fn listed(model: &Model, area: Rect) -> Rows {
+    Rows { area, top: model.alerts_screen.top, selected: position(model), count: rows(model).len() }
+}
+
 /// Returns the kind of an alert in words.
 pub fn words(kind: AlertKind) -> String {
     kind.name().replace('-', " ")
@@ -142,8 +145,7 @@ pub fn words(kind: AlertKind) -> String {
 
 /// Returns the number of alerts from the selected one to the one at a row of the terminal.
 pub fn alerts_until(model: &Model, row: u16) -> Option<isize> {
-    let list = layout::cut_top(list_area(model).0, 1).1;
-    layout::entries_until(list, row, model.alerts_screen.top, position(model), rows(model).len())
+    listed(model, list_area(model).0).until(row)
 }
 
 /// Draws the screen.
@@ -172,44 +174,43 @@ pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
     alert_details::view(model, buf, below, chosen);
 }
 
+/// The columns of the table.
+#[derive(Debug, Clone, Copy)]
+enum AlertColumn {
+    Age,
+    Kind,
+    Run,
+    What,
+}
+
 fn table(model: &Model, buf: &mut Buffer, area: Rect) {
     const KIND: usize = 13;
     const AGE: usize = 6;
-    let faint = model.theme.faint;
-    let longest = rows(model).iter().map(|row| text::width(short_id(&row.state.alert.run))).max().unwrap_or(0);
-    let name_width = longest.min(usize::from(area.width) / 4).max(3);
-    let padded = |text: &str, width: usize| {
-        let text = text::fit(text, width, model.symbols.ellipsis);
-        format!("{text}{}", " ".repeat(width - text::width(&text)))
-    };
-    let heading = format!("    {:>AGE$}  {}  {}  what", "age", padded("alert", KIND), padded("run", name_width));
-    write(model, buf, area, Line::styled(heading, faint));
-    let chosen = position(model);
-    let list = layout::cut_top(area, 1).1;
-    let shown = rows(model).iter().enumerate().skip(model.alerts_screen.top);
-    for (y, (i, row)) in (list.top()..list.bottom()).zip(shown) {
-        let (state, alert) = (&row.state, &row.state.alert);
+    let run_width = table::widest(rows(model).iter().map(|row| short_id(&row.state.alert.run)));
+    let run_width = run_width.min(usize::from(area.width) / 4).max(3);
+    let table = Table::new(usize::from(area.width).saturating_sub(4)).with([
+        Column::new(AlertColumn::Age, "age", Align::Right, AGE),
+        Column::new(AlertColumn::Kind, "alert", Align::Left, KIND),
+        Column::new(AlertColumn::Run, "run", Align::Left, run_width),
+        Column::rest(AlertColumn::What, "what"),
+    ]);
+    let line = |at: usize, is_selected: bool| {
+        let (state, alert) = (&rows(model)[at].state, &rows(model)[at].state.alert);
         let is_open = state.is_open(model.now);
-        let style = match (i == chosen, is_open) {
+        let style = match (is_selected, is_open) {
             (true, _) => model.theme.strong,
             (false, true) => Style::new(),
-            (false, false) => faint,
+            (false, false) => model.theme.faint,
         };
-        let pointer = if i == chosen { format!("{} ", model.symbols.pointer) } else { "  ".to_owned() };
         let glyph = model.symbols.states[StateKind::Stalled as usize];
         let mark = if is_open { Span::styled(format!("{glyph} "), model.theme.warn) } else { Span::raw("  ") };
-        let age = format!("{:>AGE$}  ", units::short_duration(model.now - alert.t));
-        let kind_style = if is_open { model.theme.bad } else { style };
-        let line = vec![
-            Span::styled(pointer, model.theme.accent),
-            mark,
-            Span::styled(age, style),
-            Span::styled(padded(&words(alert.kind), KIND), kind_style),
-            Span::styled(
-                format!("  {}  {}", padded(short_id(&alert.run), name_width), text::clean(&alert.what)),
-                style,
-            ),
-        ];
-        write(model, buf, Rect { y, height: 1, ..list }, Line::from(line));
-    }
+        let cell = |column: &Column<AlertColumn>| match column.of {
+            AlertColumn::Age => Span::styled(units::short_duration(model.now - alert.t), style),
+            AlertColumn::Kind => Span::styled(words(alert.kind), if is_open { model.theme.bad } else { style }),
+            AlertColumn::Run => Span::styled(short_id(&alert.run).to_owned(), style),
+            AlertColumn::What => Span::styled(text::clean(&alert.what), style),
+        };
+        table.line(model, vec![table::pointer(model, is_selected, false), mark], table.columns.iter().map(cell))
+    };
+    listed(model, area).draw(model, buf, table.heading(model, 4), line);
 }

@@ -7,6 +7,7 @@ use crate::recipe_setting::bare;
 use crate::run_state::short_id;
 use crate::screens::compare::{ink, mark};
 use crate::text;
+use crate::widgets::table::{self, Align, Column, GAP, Table, padded};
 use crate::widgets::{panel, write, write_lines};
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;
@@ -16,7 +17,6 @@ use units::counted;
 
 /// The minimum width of a column of values.
 const LEAST: usize = 8;
-const GAP: usize = 2;
 /// The minimum width of a column of equal keys, and the blank columns between two of them.
 const EQUAL_COLUMN: usize = 64;
 const EQUAL_GAP: usize = 3;
@@ -68,60 +68,46 @@ fn table(
     differences: &[Difference],
     width: usize,
 ) -> (Line<'static>, Vec<Line<'static>>) {
-    let keys = differences.iter().map(|row| text::width(&row.key)).max().unwrap_or(0);
     let cells: Vec<Vec<String>> = differences.iter().map(|row| cells(model, row)).collect();
-    let runs = open.runs.len();
+    let keys = table::widest(differences.iter().map(|row| &row.key)).min((width / 3).max(LEAST));
     let heading_of = |(number, run): (usize, &ComparedRun)| format!("{} {}", mark(number), short_id(&run.id));
-    let headings: Vec<String> = open.runs.iter().enumerate().map(heading_of).collect();
-    // Each column is as wide as its heading and its longest value if all columns fit; otherwise the widest columns shrink first.
-    let texts = |run: usize| cells.iter().map(move |row| &row[run]).chain([&headings[run]]);
-    let wanted = |run: usize| texts(run).map(|text| text::width(text)).max().unwrap_or(0).max(LEAST);
-    let mut columns: Vec<usize> = (0..runs).map(wanted).collect();
-    let keys = keys.min((width / 3).max(LEAST));
-    let room = width.saturating_sub(keys + GAP * runs);
-    while columns.iter().sum::<usize>() > room {
-        let widest = columns.iter().copied().max().unwrap_or(0);
-        if widest <= LEAST {
-            break;
-        }
-        columns.iter_mut().filter(|width| **width == widest).for_each(|width| *width -= 1);
-    }
-    let mut heading = vec![Span::styled(padded("key", keys), model.theme.faint)];
-    for (number, (name, width)) in headings.iter().zip(&columns).enumerate() {
-        let name = text::fit(name, *width, model.symbols.ellipsis);
-        heading.push(Span::styled(format!("{:GAP$}{}", "", padded(&name, *width)), ink(model, number)));
-    }
-    let rows_of = |text: &str, width: usize| match open.recipes_only {
-        true => text::wrap(text, width),
-        false => vec![text::fit(text, width, model.symbols.ellipsis)],
+    let run = |(number, heading): (usize, String)| {
+        let widest = table::widest(cells.iter().map(|row| &row[number]).chain([&heading]));
+        Column::new(Some(number), heading, Align::Left, widest.max(LEAST)).styled(ink(model, number))
     };
+    let runs = open.runs.iter().enumerate().map(heading_of).enumerate().map(run);
+    let mut table = Table::new(width).with([Column::new(None, "key", Align::Left, keys)]).with(runs);
+    // Each column is as wide as its heading and its longest value if all columns fit; otherwise the widest columns shrink first.
+    table.shrink(Option::is_some, LEAST);
     let mut lines = Vec::new();
     for (row, cells) in differences.iter().zip(&cells) {
-        let key = match open.recipes_only {
-            true => text::wrap(&row.key, keys),
-            false => vec![text::fit_end(&row.key, keys, model.symbols.ellipsis)],
-        };
-        let cells: Vec<Vec<String>> = cells.iter().zip(&columns).map(|(cell, width)| rows_of(cell, *width)).collect();
-        let height = cells.iter().chain([&key]).map(Vec::len).max().unwrap_or(0);
-        let part = |cell: &[String], at: usize| cell.get(at).cloned().unwrap_or_default();
-        for at in 0..height {
-            let mut spans = vec![Span::raw(padded(&part(&key, at), keys))];
-            for (number, (cell, width)) in cells.iter().zip(&columns).enumerate() {
-                // Values that equal the value of the first run are faint.
-                let style = match number {
-                    0 => Style::new(),
-                    _ if row.values[number] == row.values[0] => model.theme.faint,
-                    _ => model.theme.strong,
-                };
-                spans.push(Span::styled(format!("{:GAP$}{}", "", padded(&part(cell, at), *width)), style));
+        let texts = |column: &Column<Option<usize>>| {
+            let (text, width) = (column.of.map_or(&row.key, |number| &cells[number]), column.width());
+            match column.of {
+                _ if open.recipes_only => text::wrap(text, width),
+                None => vec![text::fit_end(text, width, model.symbols.ellipsis)],
+                Some(_) => vec![text.clone()],
             }
-            lines.push(Line::from(spans));
+        };
+        let texts: Vec<Vec<String>> = table.columns.iter().map(texts).collect();
+        let height = texts.iter().map(Vec::len).max().unwrap_or(0);
+        // Values that equal the value of the first run are faint.
+        let style = |column: &Column<Option<usize>>| match column.of {
+            None | Some(0) => Style::new(),
+            Some(number) if row.values[number] == row.values[0] => model.theme.faint,
+            Some(_) => model.theme.strong,
+        };
+        for at in 0..height {
+            let part = |texts: &[String]| texts.get(at).cloned().unwrap_or_default();
+            let cells =
+                table.columns.iter().zip(&texts).map(|(column, texts)| Span::styled(part(texts), style(column)));
+            lines.push(table.line(model, Vec::new(), cells));
         }
     }
     if open.recipes_only {
         lines.extend(equal_lines(model, open, width));
     }
-    (Line::from(heading), lines)
+    (table.heading(model, 0), lines)
 }
 
 /// Returns the keys that have the same value in all recipes, in columns. Keys with their defaults are only counted.
@@ -143,10 +129,10 @@ fn equal_lines(model: &Model, open: &CompareScreen, width: usize) -> Vec<Line<'s
                     spans.push(Span::raw(" ".repeat(EQUAL_GAP)));
                 }
                 let key = text::fit_end(&setting.key, keys, model.symbols.ellipsis);
-                spans.push(Span::styled(format!("{}{:GAP$}", padded(&key, keys), ""), model.theme.faint));
+                spans.push(Span::styled(format!("{}{:GAP$}", padded(&key, keys, Align::Left), ""), model.theme.faint));
                 let value = text::clean(&bare(&setting.value).replace('\n', " "));
                 let value = text::fit_end(&value, column.saturating_sub(keys + GAP), model.symbols.ellipsis);
-                spans.push(Span::raw(padded(&value, column.saturating_sub(keys + GAP))));
+                spans.push(Span::raw(padded(&value, column.saturating_sub(keys + GAP), Align::Left)));
             }
             lines.push(Line::from(spans));
         }
@@ -158,10 +144,6 @@ fn equal_lines(model: &Model, open: &CompareScreen, width: usize) -> Vec<Line<'s
         lines.extend(text::wrap(&text, width).into_iter().map(|line| Line::styled(line, model.theme.faint)));
     }
     lines
-}
-
-fn padded(text: &str, width: usize) -> String {
-    format!("{text}{}", " ".repeat(width.saturating_sub(text::width(text))))
 }
 
 /// Returns the values of a key as text: without quotes, and without the leading folders that all paths share.

@@ -12,7 +12,7 @@ use crate::screens::node_history::{self, Lanes};
 use crate::screens::node_table::{self, NODE_COLUMNS, NodeColumn};
 use crate::screens::{history_cursor, node, processes};
 use crate::slurm;
-use crate::text;
+use crate::widgets::table::{self, Align, Column, GAP, Rows, Table};
 use crate::widgets::{failure_lines, hint, panel, write, write_centered, write_lines};
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::{Position, Rect};
@@ -59,10 +59,7 @@ fn search_outliers(model: &mut Model) {
 /// Scrolls to the selected node.
 pub fn keep_selection(model: &mut Model) {
     // The heat map needs no scroll position: it shows the page of the selected node.
-    let rows = usize::from(areas(model).table.height.saturating_sub(1));
-    let top = layout::scrolled(model.nodes.top, model.node_position(), rows);
-    // Do not leave empty rows below while nodes above are hidden.
-    model.nodes.top = top.min(model.nodes.order.len().saturating_sub(rows.max(1)));
+    model.nodes.top = listed(model, areas(model).table).filled();
 }
 
 /// Sets the filter.
@@ -76,7 +73,7 @@ pub fn set_filter(model: &mut Model, filter: String) {
 pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
     let at = model.node_position();
     let areas = areas(model);
-    let page = usize::from(areas.table.height.saturating_sub(2)).max(1);
+    let page = listed(model, areas.table).page();
     let last = model.nodes.order.len().saturating_sub(1);
     let column = model.nodes.heat.map(|_| HeatGrid::new(model, areas.table).rows);
     let beside = match (action, column) {
@@ -188,7 +185,11 @@ pub fn nodes_until(model: &Model, at: Position) -> Option<isize> {
         let place = HeatGrid::new(model, table).place_at(table, selected, count, at)?;
         return Some(place as isize - selected as isize);
     }
-    layout::entries_until(layout::cut_top(table, 1).1, at.y, model.nodes.top, selected, count)
+    listed(model, table).until(at.y)
+}
+
+fn listed(model: &Model, area: Rect) -> Rows {
+    Rows { area, top: model.nodes.top, selected: model.node_position(), count: model.nodes.order.len() }
 }
 
 /// Draws the screen.
@@ -272,118 +273,126 @@ fn summary(model: &Model) -> Line<'static> {
     Line::from(spans)
 }
 
-/// Minimum width of the notes on faults.
+/// The width that less important columns leave to the notes on faults.
 const NOTE: usize = 18;
+/// The width of a note below which the table has none.
+const LEAST_NOTE: usize = 6;
 /// The width of the columns that are more important than the GPU bars: GPUs and power.
 const FIRST_COLUMNS: usize = 14;
-const GAP: usize = 2;
+/// The columns of the table, in their order.
+#[derive(Clone, Copy)]
+enum ShownColumn {
+    Name,
+    Value(&'static NodeColumn),
+    Bars,
+    Note,
+}
 
-fn table(model: &Model, buf: &mut Buffer, area: Rect) {
-    let faint = model.theme.faint;
-    let (top, below) = layout::cut_top(area, 1);
+/// The columns that fit, and how the bars are drawn.
+struct Columns {
+    table: Table<ShownColumn>,
+    /// The number of GPUs with a bar; 0 without bars.
+    bars: usize,
+    /// The blank cells between two bars.
+    apart: usize,
+}
+
+fn columns(model: &Model, shown: &[&NodeView], width: usize) -> Columns {
     let nodes = model.fleet.nodes();
-    let shown: Vec<&NodeView> = (model.nodes.order.iter().skip(model.nodes.top))
-        .take(usize::from(below.height))
-        .filter_map(|at| nodes.get(*at))
-        .collect();
-    let width = usize::from(area.width);
-    let name_width = shown.iter().map(|view| text::width(view.node.id.as_str())).max().unwrap_or(0).clamp(6, 32);
-    let name_width = name_width.min((width / 3).max(6));
-    let has_gpus = model.fleet.has_gpus();
-    let mut room = width.saturating_sub(4 + name_width);
-    let widest = nodes.iter().map(|view| view.summary.gpus).max().unwrap_or(0).clamp(5, 16);
+    let name = table::widest(shown.iter().map(|view| view.node.id.as_str())).clamp(6, 32).min((width / 3).max(6));
+    let mut table =
+        Table::new(width.saturating_sub(4)).with([Column::new(ShownColumn::Name, "node", Align::Left, name)]);
     // The GPU bars are more important than all columns except the first ones.
-    let bars = has_gpus && room >= FIRST_COLUMNS + widest + GAP + NOTE + GAP;
-    let value = bar_value(model.nodes.sort);
-    if bars {
-        room -= widest + GAP;
-    }
-    let mut columns: Vec<(&NodeColumn, usize)> = Vec::new();
+    let most = nodes.iter().map(|view| view.summary.gpus).max().unwrap_or(0).clamp(5, 16);
+    let current = || nodes.iter().filter(|view| is_current(view)).flat_map(NodeView::gpus);
+    let title = bar_value(model.nodes.sort).name_and_scale(current());
+    let bars = Column::new(ShownColumn::Bars, title, Align::Left, most);
+    let has_bars = model.fleet.has_gpus() && table.add([bars], FIRST_COLUMNS + NOTE + GAP);
     for (i, column) in NODE_COLUMNS.iter().filter(|column| node_table::is_shown(column, &model.fleet)).enumerate() {
-        let cells = shown.iter().filter_map(|view| node_table::cell(column, view));
-        let wanted = cells.map(|cell| text::width(&cell)).max().unwrap_or(0).max(column.width);
+        let cells = table::widest(shown.iter().filter_map(|view| node_table::cell(column, view)));
+        let align = if column.right { Align::Right } else { Align::Left };
         // The notes are more important than all columns after the first three.
-        let kept = if i < 3 { 0 } else { NOTE + GAP };
-        if wanted + GAP + kept <= room {
-            room -= wanted + GAP;
-            columns.push((column, wanted));
-        }
+        let spare = if i < 3 { 0 } else { NOTE + GAP };
+        let width = cells.max(column.width);
+        table.add([Column::new(ShownColumn::Value(column), column.title, align, width)], spare);
     }
     // If there is room, leave gaps between the bars: equal bars side by side look like one block.
-    let apart = if bars && room >= widest + GAP + NOTE { 1 } else { 0 };
-    let bars_width = widest + (widest - 1) * apart;
-    room = room.saturating_sub(bars_width - widest);
-    let note = room.saturating_sub(GAP);
-
-    let mut heading = vec![Span::styled(format!("    {:<name_width$}", "node"), faint)];
-    for (column, width) in &columns {
-        heading.push(Span::styled(padded(column, *width, column.title), faint));
+    let apart = usize::from(has_bars && table.room() >= most + GAP + NOTE);
+    table.widen(|column| matches!(column, ShownColumn::Bars), (most - 1) * apart);
+    let note = table.room().saturating_sub(GAP);
+    // The sort keeps the order of the values.
+    table.columns.sort_by_key(|column| matches!(column.of, ShownColumn::Bars));
+    if note >= LEAST_NOTE {
+        table = table.with([Column::new(ShownColumn::Note, "", Align::Left, note)]);
     }
-    if bars {
-        let gpus = nodes.iter().filter(|view| is_current(view)).flat_map(NodeView::gpus);
-        // The notes have no heading, so the name may reach over them.
-        let name = text::fit(&value.name_and_scale(gpus), bars_width + GAP + note, model.symbols.ellipsis);
-        heading.push(Span::styled(format!("{:GAP$}{name}", ""), faint));
-    }
-    write(model, buf, top, Line::from(heading));
+    Columns { table, bars: if has_bars { most } else { 0 }, apart }
+}
 
-    let chosen = model.selected_node().map(|view| &view.node.id);
-    for (y, view) in (below.top()..below.bottom()).zip(shown) {
-        let is_chosen = chosen == Some(&view.node.id);
-        let condition = view.condition(model.now);
-        // The values of an unreachable node are old and drawn faint.
-        let style = match condition {
-            NodeHealth::Unreachable | NodeHealth::Connecting => faint,
-            _ if is_chosen => model.theme.strong,
-            _ => Style::new(),
-        };
-        let pointer = if is_chosen { model.symbols.pointer } else { " " };
-        let mark = if model.nodes.marked.contains(&view.node.id) { model.symbols.mark } else { " " };
-        let name = node_table::name(model, &view.node.id, name_width);
-        let pad = " ".repeat(name_width.saturating_sub(text::width(&name)));
-        let mut line = vec![
-            Span::styled(format!("{pointer}{mark}"), model.theme.accent),
-            Span::styled(
-                format!("{} ", node_table::glyph(model, condition)),
-                node_table::condition_style(model, condition),
-            ),
-            Span::styled(format!("{name}{pad}"), style),
-        ];
-        for (column, width) in &columns {
-            let cell = node_table::cell(column, view).unwrap_or_else(|| model.symbols.none.to_owned());
+fn table(model: &Model, buf: &mut Buffer, area: Rect) {
+    let listed = listed(model, area);
+    let nodes = model.fleet.nodes();
+    let shown: Vec<&NodeView> = (model.nodes.order.iter().skip(model.nodes.top))
+        .take(usize::from(listed.below().height))
+        .filter_map(|at| nodes.get(*at))
+        .collect();
+    let columns = columns(model, &shown, usize::from(area.width));
+    let line = |at: usize, is_selected: bool| {
+        let view = &nodes[model.nodes.order[at]];
+        row(model, view, is_selected, &columns)
+    };
+    listed.draw(model, buf, columns.table.heading(model, 4), line);
+}
+
+fn row(model: &Model, view: &NodeView, is_selected: bool, columns: &Columns) -> Line<'static> {
+    let faint = model.theme.faint;
+    let condition = view.condition(model.now);
+    // The values of an unreachable node are old and drawn faint.
+    let style = match condition {
+        NodeHealth::Unreachable | NodeHealth::Connecting => faint,
+        _ if is_selected => model.theme.strong,
+        _ => Style::new(),
+    };
+    let cell = |column: &Column<ShownColumn>| match column.of {
+        ShownColumn::Name => Line::from(Span::styled(node_table::name(model, &view.node.id, column.width()), style)),
+        ShownColumn::Value(value) => {
             let style = match &view.slurm {
                 // Slurm reports the current state even when the node is unreachable.
-                Some(slurm) if column.title == "slurm" && !slurm.state.takes_jobs() => model.theme.warn,
-                Some(_) if column.title == "slurm" && !is_chosen => Style::new(),
+                Some(slurm) if value.title == "slurm" && !slurm.state.takes_jobs() => model.theme.warn,
+                Some(_) if value.title == "slurm" && !is_selected => Style::new(),
                 _ => style,
             };
-            line.push(Span::styled(padded(column, *width, &cell), style));
+            let text = node_table::cell(value, view).unwrap_or_else(|| model.symbols.none.to_owned());
+            Line::from(Span::styled(text, style))
         }
-        if bars {
-            let gpus = view.gpus().iter().take(widest);
-            let fill = " ".repeat(bars_width - gpus.len() - gpus.len().saturating_sub(1) * apart);
-            line.push(Span::raw(" ".repeat(GAP)));
-            for (number, gpu) in gpus.enumerate() {
-                if number > 0 {
-                    line.push(Span::raw(" ".repeat(apart)));
-                }
-                let (bar, ink) = node_heat::cell(model, value.share(gpu));
-                line.push(match is_current(view) {
-                    false => Span::styled(node_heat::UNKNOWN, faint),
-                    true if model.fleet.is_outlier(value, gpu) => Span::styled(bar, node_heat::outlier_style(model)),
-                    true => Span::styled(bar, ink),
-                });
-            }
-            line.push(Span::raw(fill));
-        }
-        if note >= 6
-            && let Some((note_text, style)) = note_of(model, view, condition)
-        {
-            line.push(Span::raw(" ".repeat(GAP)));
-            line.push(Span::styled(text::fit(&note_text, note, model.symbols.ellipsis), style));
-        }
-        write(model, buf, Rect { y, height: 1, ..area }, Line::from(line));
+        ShownColumn::Bars => Line::from(bars(model, view, columns)),
+        ShownColumn::Note => match note_of(model, view, condition) {
+            Some((note, style)) => Line::from(Span::styled(note, style)),
+            None => Line::default(),
+        },
+    };
+    let is_marked = model.nodes.marked.contains(&view.node.id);
+    let sign = format!("{} ", node_table::glyph(model, condition));
+    let margin = vec![
+        table::pointer(model, is_selected, is_marked),
+        Span::styled(sign, node_table::condition_style(model, condition)),
+    ];
+    columns.table.line(model, margin, columns.table.columns.iter().map(cell))
+}
+
+/// Returns a bar for each GPU of a node.
+fn bars(model: &Model, view: &NodeView, columns: &Columns) -> Vec<Span<'static>> {
+    let value = bar_value(model.nodes.sort);
+    let mut spans = Vec::new();
+    for (number, gpu) in view.gpus().iter().take(columns.bars).enumerate() {
+        spans.extend((number > 0).then(|| Span::raw(" ".repeat(columns.apart))));
+        let (bar, ink) = node_heat::cell(model, value.share(gpu));
+        spans.push(match is_current(view) {
+            false => Span::styled(node_heat::UNKNOWN, model.theme.faint),
+            true if model.fleet.is_outlier(value, gpu) => Span::styled(bar, node_heat::outlier_style(model)),
+            true => Span::styled(bar, ink),
+        });
     }
+    spans
 }
 
 /// Returns the quantity that the bars of the table show: the one by which the nodes are sorted, or power.
@@ -394,11 +403,6 @@ fn bar_value(sort: Sort) -> GpuValue {
         Sort::Temperature => GpuValue::Temperature,
         Sort::Faults | Sort::Listed | Sort::Name | Sort::Power | Sort::Processes => GpuValue::Power,
     }
-}
-
-fn padded(column: &NodeColumn, width: usize, cell: &str) -> String {
-    let fill = " ".repeat(width.saturating_sub(text::width(cell)));
-    if column.right { format!("{:GAP$}{fill}{cell}", "") } else { format!("{:GAP$}{cell}{fill}", "") }
 }
 
 /// Returns the note on a node: its first fault, its condition, or the reason from Slurm.

@@ -11,9 +11,10 @@ use crate::screens::node_table::of_memory;
 use crate::screens::processes::is_orphan;
 use crate::screens::run_sections;
 use crate::text;
-use crate::widgets::aligned::{self, Align};
+use crate::widgets::aligned;
 use crate::widgets::details::{self, Section};
 use crate::widgets::hint;
+use crate::widgets::table::{self, Align};
 use cluster::{GpuSample, NodeId};
 use plan::ListedProcess;
 use ratatui_core::buffer::Buffer;
@@ -211,7 +212,7 @@ fn nodes(model: &Model, open: &ProcessesScreen) -> Section {
     let rows = open.nodes.iter().map(&mut row).collect();
     let mut value = vec![Span::styled(counted(all, "process"), theme.strong)];
     value.extend((orphans > 0).then(|| Span::styled(format!(", {}", counted(orphans, "orphan")), theme.warn)));
-    Section::new("Nodes", value, aligned::table(model, &columns, rows))
+    Section::new("Nodes", value, table::lines(model, &columns, rows))
 }
 
 /// Returns the other listed processes of the run of a process.
@@ -243,6 +244,6 @@ fn others(model: &Model, open: &ProcessesScreen, node: &NodeId, process: &Listed
             Span::styled(text::clean(&process.command), model.theme.faint),
         ]
     };
-    let lines = |most: usize| aligned::table(model, &columns, others.iter().take(most).map(cells).collect());
+    let lines = |most: usize| table::lines(model, &columns, others.iter().take(most).map(cells).collect());
     Some(Section::of_first(model, "Other processes of this run", others.len(), lines))
 }

@@ -9,6 +9,7 @@ use crate::model::{Model, ProcessesScreen, Screen};
 use crate::run_state::{StateKind, short_id};
 use crate::screens::process_details;
 use crate::text;
+use crate::widgets::table::{self, Align, Column, GAP, Rows, Table};
 use crate::widgets::{details, failure_lines, hint, write, write_centered, write_lines};
 use cluster::NodeId;
 use plan::{KillScope, ListedProcess, NodeProcesses, ProcessKey};
@@ -83,17 +84,17 @@ pub fn on_listed(model: &mut Model, node: NodeId, listed: Result<NodeProcesses, 
 
 /// Scrolls to the selected process.
 pub fn keep_selection(model: &mut Model) {
-    let rows = usize::from(areas(model).1.height.saturating_sub(1));
+    let area = areas(model).1;
     if let Some(open) = &mut model.processes {
-        open.top = layout::scrolled(open.top, open.position(), rows);
-        open.top = open.top.min(open.rows().len().saturating_sub(rows.max(1)));
+        open.top = listed(open, area).filled();
     }
 }
 
 /// Handles an action.
 pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
-    let page = usize::from(areas(model).1.height.saturating_sub(2)).max(1);
+    let area = areas(model).1;
     let Some(open) = &mut model.processes else { return Vec::new() };
+    let page = listed(open, area).page();
     let (at, rows) = (open.position(), open.rows().len());
     let key_at = |open: &ProcessesScreen, at: usize| open.rows().get(at).map(|(node, process)| process.key(node));
     if let Some(to) = layout::moved(action, at, page, rows.saturating_sub(1)) {
@@ -144,11 +145,13 @@ fn areas(model: &Model) -> (Rect, Rect, Rect) {
     (summary, table, details)
 }
 
+fn listed(open: &ProcessesScreen, area: Rect) -> Rows {
+    Rows { area, top: open.top, selected: open.position(), count: open.rows().len() }
+}
+
 /// Returns the number of processes from the selected one to the one at a row of the terminal.
 pub fn processes_until(model: &Model, row: u16) -> Option<isize> {
-    let open = model.processes.as_ref()?;
-    let list = layout::cut_top(areas(model).1, 1).1;
-    layout::entries_until(list, row, open.top, open.position(), open.rows().len())
+    listed(model.processes.as_ref()?, areas(model).1).until(row)
 }
 
 /// Draws the screen.
@@ -207,95 +210,94 @@ fn summary(model: &Model, open: &ProcessesScreen) -> Line<'static> {
     Line::from(spans)
 }
 
-/// One column of the table.
-struct ProcessColumn {
-    title: &'static str,
-    right: bool,
-    cell: fn(&Model, &NodeId, &ListedProcess) -> String,
+/// The columns of the table, in their order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum ProcessColumn {
+    Node,
+    Pid,
+    User,
+    Run,
+    Rank,
+    Age,
+    GpuMemory,
+    Command,
 }
 
-/// The columns before the command, in their order. On a narrow terminal, columns with a higher number are left out
-/// first.
-static COLUMNS: [(u8, ProcessColumn); 7] = [
-    (0, ProcessColumn { title: "node", right: false, cell: |_, node, _| node.to_string() }),
-    (0, ProcessColumn { title: "pid", right: true, cell: |_, _, process| process.pid.to_string() }),
-    (2, ProcessColumn { title: "user", right: false, cell: |_, _, process| text::clean(&process.user) }),
-    (0, ProcessColumn { title: "run", right: false, cell: |model, _, process| run_name(model, process) }),
-    (
-        1,
-        ProcessColumn {
-            title: "rank",
-            right: true,
-            cell: |model, _, process| process.rank.map_or_else(|| model.symbols.none.to_owned(), |r| r.to_string()),
-        },
-    ),
-    (0, ProcessColumn { title: "age", right: true, cell: |_, _, process| units::short_duration(process.age_s as f64) }),
-    (
-        1,
-        ProcessColumn {
-            title: "GPU memory",
-            right: true,
-            cell: |model, _, process| match process.on_gpu {
-                true => process_details::gpu_memory(process),
-                false => model.symbols.none.to_owned(),
-            },
-        },
-    ),
-];
+impl ProcessColumn {
+    fn cell(self, model: &Model, node: &NodeId, process: &ListedProcess) -> String {
+        let none = || model.symbols.none.to_owned();
+        match self {
+            Self::Node => node.to_string(),
+            Self::Pid => process.pid.to_string(),
+            Self::User => text::clean(&process.user),
+            Self::Run => run_name(model, process),
+            Self::Rank => process.rank.map_or_else(none, |rank| rank.to_string()),
+            Self::Age => units::short_duration(process.age_s as f64),
+            Self::GpuMemory if process.on_gpu => process_details::gpu_memory(process),
+            Self::GpuMemory => none(),
+            Self::Command => text::clean(&process.command),
+        }
+    }
+}
 
 /// The minimum width of the command.
 const COMMAND: usize = 20;
-const GAP: usize = 2;
+/// The maximum width of the other columns.
+const WIDEST: usize = 24;
+
+fn columns(
+    model: &Model,
+    open: &ProcessesScreen,
+    rows: &[(&NodeId, &ListedProcess)],
+    width: usize,
+) -> Table<ProcessColumn> {
+    let column = |(of, title, align): (ProcessColumn, &'static str, Align)| {
+        let cells = table::widest(rows.iter().map(|(node, process)| of.cell(model, node, process)));
+        Column::new(of, title, align, cells.max(text::width(title)).min(WIDEST))
+    };
+    let always = [
+        (ProcessColumn::Node, "node", Align::Left),
+        (ProcessColumn::Pid, "pid", Align::Right),
+        (ProcessColumn::Run, "run", Align::Left),
+        (ProcessColumn::Age, "age", Align::Right),
+    ];
+    let first = usize::from(open.nodes.len() == 1);
+    let mut table = Table::new(width).with(always.into_iter().skip(first).map(column));
+    let spare = COMMAND + GAP;
+    // On a narrow terminal, the user is left out first.
+    let of_training =
+        [(ProcessColumn::Rank, "rank", Align::Right), (ProcessColumn::GpuMemory, "GPU memory", Align::Right)];
+    if table.add(of_training.map(column), spare) {
+        table.add([column((ProcessColumn::User, "user", Align::Left))], spare);
+    }
+    table.columns.sort_by_key(|column| column.of);
+    table.with([Column::rest(ProcessColumn::Command, "command")])
+}
 
 fn table(model: &Model, buf: &mut Buffer, area: Rect, open: &ProcessesScreen, rows: &[(&NodeId, &ListedProcess)]) {
-    let faint = model.theme.faint;
-    let (top, below) = layout::cut_top(area, 1);
-    let width_of = |column: &ProcessColumn| {
-        let cells = rows.iter().map(|(node, process)| text::width(&(column.cell)(model, node, process)));
-        cells.chain([text::width(column.title)]).max().unwrap_or(0).min(24)
-    };
-    let mut columns: Vec<(u8, &ProcessColumn, usize)> =
-        COLUMNS.iter().map(|(order, column)| (*order, column, width_of(column))).collect();
-    if open.nodes.len() == 1 {
-        columns.remove(0);
-    }
-    let room = usize::from(area.width).saturating_sub(2 + COMMAND);
-    for order in [2, 1] {
-        if columns.iter().map(|(_, _, width)| width + GAP).sum::<usize>() > room {
-            columns.retain(|(other, ..)| *other != order);
-        }
-    }
-    let padded = |column: &ProcessColumn, width: usize, cell: &str| {
-        let cell = text::fit(cell, width, model.symbols.ellipsis);
-        let fill = " ".repeat(width.saturating_sub(text::width(&cell)));
-        if column.right { format!("{fill}{cell}{:GAP$}", "") } else { format!("{cell}{fill}{:GAP$}", "") }
-    };
-    let mut heading = "  ".to_owned();
-    columns.iter().for_each(|(_, column, width)| heading += &padded(column, *width, column.title));
-    write(model, buf, top, Line::styled(heading + "command", faint));
-
-    let lines = rows.iter().enumerate().map(|(i, (node, process))| {
-        let is_chosen = i == open.position();
+    let table = columns(model, open, rows, usize::from(area.width).saturating_sub(2));
+    let line = |at: usize, is_selected: bool| {
+        let (node, process) = rows[at];
         let is_marked = open.marked.contains(&process.key(node));
-        let pointer = if is_chosen { model.symbols.pointer } else { " " };
-        let mark = if is_marked { model.symbols.mark } else { " " };
-        let style = if is_chosen { model.theme.strong } else { Style::new() };
-        let mut line = vec![Span::styled(format!("{pointer}{mark}"), model.theme.accent)];
-        for (_, column, width) in &columns {
-            let style = match column.title {
-                "run" if is_orphan(model, process) => model.theme.warn,
+        let style = if is_selected { model.theme.strong } else { Style::new() };
+        let cell = |column: &Column<ProcessColumn>| {
+            let style = match column.of {
+                ProcessColumn::Run if is_orphan(model, process) => model.theme.warn,
+                ProcessColumn::Command if !is_selected => model.theme.faint,
                 _ => style,
             };
-            line.push(Span::styled(padded(column, *width, &(column.cell)(model, node, process)), style));
-        }
-        line.push(Span::styled(text::clean(&process.command), if is_chosen { style } else { faint }));
-        Line::from(line)
-    });
+            Span::styled(column.of.cell(model, node, process), style)
+        };
+        table.line(model, vec![table::pointer(model, is_selected, is_marked)], table.columns.iter().map(cell))
+    };
+    let listed = listed(open, area);
+    listed.draw(model, buf, table.heading(model, 2), line);
     let away = open.away().map(|(node, _)| {
         let glyph = model.symbols.states[StateKind::Unknown as usize];
         Line::styled(format!("{glyph} {node}  unreachable: its processes are unknown"), model.theme.warn)
     });
-    write_lines(model, buf, below, lines.chain(away).skip(open.top));
+    let (_, below) = layout::cut_top(listed.below(), (rows.len() - open.top.min(rows.len())) as u16);
+    write_lines(model, buf, below, away.skip(open.top.saturating_sub(rows.len())));
 }
 
 /// Returns the short id of the run of a process, or the glyph for no value.

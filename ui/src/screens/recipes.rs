@@ -9,6 +9,7 @@ use crate::msg::RecipeView;
 use crate::run_state::StateKind;
 use crate::screens::{launch, recipe_details};
 use crate::text;
+use crate::widgets::table::{self, Align, Column, GAP, Table};
 use crate::widgets::{details, hint, write, write_centered, write_split};
 use camino::Utf8Path;
 use ratatui_core::buffer::Buffer;
@@ -155,7 +156,7 @@ pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
         return;
     }
     let (list, below) = areas(model, rows.len());
-    let columns = Columns::of(all, list.width);
+    let columns = columns(all, list.width);
     for (y, row) in (list.top()..list.bottom()).zip(rows.iter().skip(model.recipes_screen.top)) {
         let area = Rect { y, height: 1, ..list };
         match row {
@@ -176,20 +177,28 @@ pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
     }
 }
 
-/// The widths of the columns.
-struct Columns {
-    name: usize,
-    kind: usize,
+/// The columns of the list. It has no heading.
+#[derive(Debug, Clone, Copy)]
+enum RecipeColumn {
+    Name,
+    Kind,
+    Params,
+    Ranks,
+    About,
 }
 
-impl Columns {
-    fn of(all: &[RecipeView], width: u16) -> Self {
-        let kinds = all.iter().filter_map(|recipe| recipe.facts.as_ref().ok()).map(|facts| facts.kind.as_str());
-        Self {
-            name: all.iter().map(stem).map(text::width).max().unwrap_or(0).clamp(6, 24),
-            kind: kinds.map(text::width).max().unwrap_or(0).clamp(5, if width < 100 { 11 } else { 18 }),
-        }
-    }
+fn columns(all: &[RecipeView], width: u16) -> Table<RecipeColumn> {
+    let facts = || all.iter().filter_map(|recipe| recipe.facts.as_ref().ok());
+    let name = table::widest(all.iter().map(stem)).clamp(6, 24);
+    let kind = table::widest(facts().map(|facts| &facts.kind)).clamp(5, if width < 100 { 11 } else { 18 });
+    let ranks = table::widest(facts().map(|facts| counted(facts.ranks, "rank"))).max(9);
+    Table::new(usize::from(width).saturating_sub(2)).with([
+        Column::new(RecipeColumn::Name, "", Align::Left, name),
+        Column::new(RecipeColumn::Kind, "", Align::Left, kind),
+        Column::new(RecipeColumn::Params, "", Align::Right, 6),
+        Column::new(RecipeColumn::Ranks, "", Align::Right, ranks),
+        Column::rest(RecipeColumn::About, ""),
+    ])
 }
 
 /// Returns the name of the file of a recipe without its extension.
@@ -197,41 +206,36 @@ pub fn stem(recipe: &RecipeView) -> &str {
     recipe.path.file_stem().unwrap_or(recipe.path.as_str())
 }
 
-fn padded(text: &str, width: usize, ellipsis: &str) -> String {
-    let text = text::fit(text, width, ellipsis);
-    let pad = " ".repeat(width.saturating_sub(text::width(&text)) + 2);
-    text + &pad
-}
-
-fn line(model: &Model, recipe: &RecipeView, columns: &Columns) -> Line<'static> {
+fn line(model: &Model, recipe: &RecipeView, table: &Table<RecipeColumn>) -> Line<'static> {
     let (theme, symbols) = (&model.theme, &model.symbols);
     let is_chosen = selected(model).is_some_and(|chosen| chosen.path == recipe.path);
-    let pointer = if is_chosen { format!("{} ", symbols.pointer) } else { "  ".to_owned() };
     let style = match &recipe.facts {
         _ if recipe.is_base() => theme.faint,
         _ if is_chosen => theme.strong,
         _ => Style::new(),
     };
-    let mut spans = vec![
-        Span::styled(pointer, theme.accent),
-        Span::styled(padded(stem(recipe), columns.name, symbols.ellipsis), style),
-    ];
-    match &recipe.facts {
-        Ok(facts) => {
-            let params = facts.params.map_or_else(|| symbols.none.to_owned(), units::count);
-            let ranks = counted(facts.ranks, "rank");
-            spans.push(Span::styled(padded(&facts.kind, columns.kind, symbols.ellipsis), style));
-            spans.push(Span::styled(format!("{params:>6}  {ranks:>9}  "), style));
-            spans.push(Span::styled(recipe.about.clone(), theme.faint));
-        }
-        Err(_) if recipe.is_base() => {
-            let text = format!("base of {}", counted(recipe.bases, "recipe"));
-            spans.push(Span::styled(text, theme.faint));
-        }
+    let margin = vec![table::pointer(model, is_chosen, false)];
+    let name = || Span::styled(stem(recipe).to_owned(), style);
+    let facts = match &recipe.facts {
+        Ok(facts) => facts,
         Err(failure) => {
             let mark = symbols.states[StateKind::Failed as usize];
-            spans.push(Span::styled(format!("{mark} {}", failure.why), theme.bad));
+            let text = match recipe.is_base() {
+                true => Span::styled(format!("base of {}", counted(recipe.bases, "recipe")), theme.faint),
+                false => Span::styled(format!("{mark} {}", failure.why), theme.bad),
+            };
+            // The text has the room of all columns after the name.
+            let mut line = table.line(model, margin, [name()]);
+            line.spans.extend([Span::raw(" ".repeat(GAP)), text]);
+            return line;
         }
-    }
-    Line::from(spans)
+    };
+    let cell = |column: &Column<RecipeColumn>| match column.of {
+        RecipeColumn::Name => name(),
+        RecipeColumn::Kind => Span::styled(facts.kind.clone(), style),
+        RecipeColumn::Params => Span::styled(facts.params.map_or_else(|| symbols.none.to_owned(), units::count), style),
+        RecipeColumn::Ranks => Span::styled(counted(facts.ranks, "rank"), style),
+        RecipeColumn::About => Span::styled(recipe.about.clone(), theme.faint),
+    };
+    table.line(model, margin, table.columns.iter().map(cell))
 }

@@ -9,9 +9,10 @@ use crate::screens::{run, run_lists};
 use crate::series::Track;
 use crate::slurm;
 use crate::text;
-use crate::widgets::aligned::{self, Align};
+use crate::widgets::aligned;
 use crate::widgets::details::Section;
 use crate::widgets::state;
+use crate::widgets::table::{self, Align};
 use cluster::NodeId;
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;
@@ -177,7 +178,7 @@ fn table(model: &Model, rows: &[&RunRow]) -> Vec<Line<'static>> {
             Span::raw(units::short_duration(model.now - row.created_s)),
         ]
     };
-    aligned::table(model, &columns, rows.iter().map(cells).collect())
+    table::lines(model, &columns, rows.iter().map(cells).collect())
 }
 
 /// Draws the main chart of a run, if the area has room for it. `open` is `None` while the run loads.

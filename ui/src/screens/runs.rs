@@ -14,7 +14,8 @@ use crate::run_state::{StateKind, short_id};
 use crate::screens::{compare, run, run_sections, stages};
 use crate::text;
 use crate::widgets::details::{self, Section};
-use crate::widgets::{failure_lines, hint, progress, state, write, write_centered};
+use crate::widgets::table::{self, Align, Column, GAP, Rows, Table};
+use crate::widgets::{failure_lines, hint, progress, state, write_centered};
 use health::Urgency;
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;
@@ -31,9 +32,7 @@ const PREVIEW: (u16, u16) = (110, 14);
 /// Scrolls to the selected run.
 pub fn keep_selection(model: &mut Model) {
     let rows = model.visible_runs();
-    let at = model.run_position(&rows);
-    let (list, _) = list_area(model, rows.len());
-    model.runs_screen.top = layout::scrolled(model.runs_screen.top, at, usize::from(list.height.saturating_sub(1)));
+    model.runs_screen.top = listed(model, &rows).scrolled();
 }
 
 /// Sets the filter.
@@ -47,7 +46,7 @@ pub fn set_filter(model: &mut Model, filter: String) {
 pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
     let rows = model.visible_runs();
     let at = model.run_position(&rows);
-    let page = usize::from(list_area(model, rows.len()).0.height.saturating_sub(2)).max(1);
+    let page = listed(model, &rows).page();
     let last = rows.len().saturating_sub(1);
     if let Some(target) = layout::moved(action, at, page, last) {
         model.runs_screen.selected = rows.get(target).map(|row| row.run.clone());
@@ -93,6 +92,11 @@ fn list_area(model: &Model, rows: usize) -> (Rect, Rect) {
     layout::list_and_details(body, rows as u16 + 2, details)
 }
 
+fn listed(model: &Model, rows: &[&RunRow]) -> Rows {
+    let (area, _) = list_area(model, rows.len());
+    Rows { area, top: model.runs_screen.top, selected: model.run_position(rows), count: rows.len() }
+}
+
 /// Returns whether the screen has room for the metrics and events of a run with its list.
 pub fn has_preview(model: &Model) -> bool {
     match model.screen {
@@ -120,14 +124,7 @@ pub fn prepare_preview(model: &mut Model) {
 /// Returns the number of runs from the selected one to the one at a row of the terminal.
 pub fn runs_until(model: &Model, row: u16) -> Option<isize> {
     let rows = model.visible_runs();
-    let (table, _) = list_area(model, rows.len());
-    layout::entries_until(
-        layout::cut_top(table, 1).1,
-        row,
-        model.runs_screen.top,
-        model.run_position(&rows),
-        rows.len(),
-    )
+    listed(model, &rows).until(row)
 }
 
 /// Draws the screen.
@@ -155,8 +152,8 @@ pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
         write_centered(model, buf, body, vec![Line::from(nothing), Line::default(), Line::from(clear)]);
         return;
     }
-    let (area, below) = list_area(model, rows.len());
-    table(model, buf, area, &rows);
+    let (_, below) = list_area(model, rows.len());
+    table(model, buf, &rows);
     if let Some(row) = rows.get(model.run_position(&rows)) {
         details(model, buf, below, row, &list.unreadable);
     }
@@ -187,131 +184,98 @@ fn unreadable_line(n: usize) -> String {
     format!("{} not readable as a run:", counted(n, "folder"))
 }
 
-/// One column of the table.
-struct RunColumn {
-    title: &'static str,
-    width: usize,
-    right: bool,
-    cell: fn(&Model, &RunRow) -> String,
+/// The columns of the table, in their order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum RunColumn {
+    State,
+    Name,
+    /// The steps, clips or videos that are done.
+    Done,
+    /// The progress bars, which also get the remaining width. They are beside the steps.
+    Bar,
+    Loss,
+    Left,
+    Age,
+    Stage,
+    Ranks,
 }
 
-/// The column of the steps, clips or videos that are done.
-const DONE: &str = "done";
-/// The column of the progress bars, which also gets the remaining width.
-const BAR: &str = "progress";
-
-/// The columns after state and name, the most important first.
-const RUN_COLUMNS: [RunColumn; 7] = [
-    RunColumn { title: DONE, width: 0, right: true, cell: |_, row| row.progress().short() },
-    RunColumn {
-        title: "loss",
-        width: 6,
-        right: true,
-        cell: |model, row| row.loss.map_or_else(|| model.symbols.none.to_owned(), units::number),
-    },
-    RunColumn {
-        title: "left",
-        width: 6,
-        right: true,
-        cell: |model, row| row.eta_s.map_or_else(|| model.symbols.none.to_owned(), units::short_duration),
-    },
-    RunColumn {
-        title: "age",
-        width: 6,
-        right: true,
-        cell: |model, row| units::short_duration(model.now - row.created_s),
-    },
-    RunColumn { title: "stage", width: 0, right: false, cell: |_, row| row.stage.clone().unwrap_or_default() },
-    RunColumn { title: BAR, width: 8, right: false, cell: |_, _| String::new() },
-    RunColumn { title: "ranks", width: 5, right: true, cell: |_, row| row.ranks.to_string() },
+/// The columns after state and name, the most important first, with title, alignment and least width.
+const RUN_COLUMNS: [(RunColumn, &str, Align, usize); 7] = [
+    (RunColumn::Done, "done", Align::Right, 0),
+    (RunColumn::Loss, "loss", Align::Right, 6),
+    (RunColumn::Left, "left", Align::Right, 6),
+    (RunColumn::Age, "age", Align::Right, 6),
+    (RunColumn::Stage, "stage", Align::Left, 0),
+    (RunColumn::Bar, "progress", Align::Left, 8),
+    (RunColumn::Ranks, "ranks", Align::Right, 5),
 ];
 
-fn table(model: &Model, buf: &mut Buffer, area: Rect, rows: &[&RunRow]) {
-    const STATE: usize = 10;
-    const GAP: usize = 2;
-    let width = usize::from(area.width);
-    let name_width = rows.iter().map(|row| text::width(short_id(&row.run))).max().unwrap_or(0).clamp(8, 40);
-    let mut room = width.saturating_sub(2 + STATE + GAP + name_width.min(width / 3));
-    let mut columns: Vec<(&RunColumn, usize)> = Vec::new();
-    for column in &RUN_COLUMNS {
-        let fitted = rows.iter().map(|row| text::width(&(column.cell)(model, row))).max().unwrap_or(0);
-        let wanted = column.width.max(fitted).max(text::width(column.title));
-        if wanted + GAP <= room {
-            room -= wanted + GAP;
-            columns.push((column, wanted));
+impl RunColumn {
+    /// Returns the text of a run; empty for the columns that are drawn.
+    fn text(self, model: &Model, row: &RunRow) -> String {
+        let none = || model.symbols.none.to_owned();
+        match self {
+            Self::Name => short_id(&row.run).to_owned(),
+            Self::Done => row.progress().short(),
+            Self::Loss => row.loss.map_or_else(none, units::number),
+            Self::Left => row.eta_s.map_or_else(none, units::short_duration),
+            Self::Age => units::short_duration(model.now - row.created_s),
+            Self::Stage => row.stage.clone().unwrap_or_default(),
+            Self::Ranks => row.ranks.to_string(),
+            Self::State | Self::Bar => String::new(),
         }
     }
-    let shown_name = name_width.min(width / 3 + room);
-    room = (width / 3 + room).saturating_sub(shown_name.max(width / 3));
-    let name_width = shown_name;
-    for (column, width) in &mut columns {
-        *width += if column.title == BAR { room.min(24) } else { 0 };
+}
+
+fn columns(model: &Model, rows: &[&RunRow], width: usize) -> Table<RunColumn> {
+    const STATE: usize = 10;
+    let widest = |column: RunColumn| table::widest(rows.iter().map(|row| column.text(model, row)));
+    let name = widest(RunColumn::Name).clamp(8, 40);
+    let least_name = name.min(width / 3);
+    let mut table = Table::new(width.saturating_sub(2)).with([
+        Column::new(RunColumn::State, "state", Align::Left, STATE),
+        Column::new(RunColumn::Name, "run", Align::Left, least_name),
+    ]);
+    for (column, title, align, least) in RUN_COLUMNS {
+        let width = least.max(widest(column)).max(text::width(title));
+        table.add([Column::new(column, title, align, width)], 0);
     }
-    // The bar is beside the steps, whatever its importance.
-    columns.sort_by_key(|(column, _)| match column.title {
-        DONE => 0,
-        BAR => 1,
-        _ => 2,
-    });
-    let gap = || Span::raw(" ".repeat(GAP));
-    let row_line = |first: Span<'static>, state: Span<'static>, name: Span<'static>| {
-        let pad = STATE.saturating_sub(state.width());
-        vec![first, state, Span::raw(" ".repeat(pad)), gap(), name]
-    };
-    let padded = |text: &str, width: usize, right: bool| {
-        let fill = " ".repeat(width.saturating_sub(text::width(text)));
-        if right { format!("{fill}{text}") } else { format!("{text}{fill}") }
-    };
-    let faint = model.theme.faint;
-    let mut heading =
-        row_line(Span::raw("  "), Span::styled("state", faint), Span::styled(padded("run", name_width, false), faint));
-    for (column, width) in &columns {
-        heading.push(gap());
-        heading.push(Span::styled(padded(column.title, *width, column.right), faint));
-    }
-    write(model, buf, area, Line::from(heading));
-    let chosen = model.run_position(rows);
-    let below = layout::cut_top(area, 1).1;
-    for (y, (i, row)) in (below.top()..below.bottom()).zip(rows.iter().enumerate().skip(model.runs_screen.top)) {
-        let style = if i == chosen { model.theme.strong } else { Style::new() };
-        let mark = if model.runs_screen.marked.contains(&row.run) { model.symbols.mark } else { " " };
-        let pointer = format!("{}{mark}", if i == chosen { model.symbols.pointer } else { " " });
-        let name = text::fit(short_id(&row.run), name_width, model.symbols.ellipsis);
+    table.widen(|column| *column == RunColumn::Name, name - least_name);
+    table.widen(|column| *column == RunColumn::Bar, 24);
+    table.columns.sort_by_key(|column| column.of);
+    table
+}
+
+/// The span of the name in a row, after the pointer and the state. It begins with the gap, in which a mark may be.
+const NAME_SPAN: usize = 2;
+
+fn table(model: &Model, buf: &mut Buffer, rows: &[&RunRow]) {
+    let listed = listed(model, rows);
+    let table = columns(model, rows, usize::from(listed.area.width));
+    let line = |at: usize, is_selected: bool| {
+        let row = rows[at];
+        let style = if is_selected { model.theme.strong } else { Style::new() };
+        let cell = |column: &Column<RunColumn>| match column.of {
+            RunColumn::State => Line::from(state(model, StateKind::of(&row.state))),
+            RunColumn::Bar => Line::from(progress(model, row, column.width())),
+            of => Line::from(Span::styled(of.text(model, row), style)),
+        };
+        let is_marked = model.runs_screen.marked.contains(&row.run);
+        let margin = vec![table::pointer(model, is_selected, is_marked)];
+        let mut line = table.line(model, margin, table.columns.iter().map(cell));
         // The state of a stalled run already has this mark.
         let worth_a_look = row.findings.first().is_some_and(|finding| finding.urgency < Urgency::Note);
-        let marked = worth_a_look && StateKind::of(&row.state) != StateKind::Stalled;
-        let mut line = row_line(
-            Span::styled(pointer, model.theme.accent),
-            state(model, StateKind::of(&row.state)),
-            Span::styled(padded(&name, name_width, false), style),
-        );
-        if marked {
+        if worth_a_look && StateKind::of(&row.state) != StateKind::Stalled {
             let glyph = model.symbols.states[StateKind::Stalled as usize];
-            line[3] = Span::styled(format!("{glyph} "), model.theme.warn);
+            let name = &mut line.spans[NAME_SPAN];
+            name.content = name.content[GAP..].to_owned().into();
+            line.spans.insert(NAME_SPAN, Span::styled(format!("{glyph} "), model.theme.warn));
         }
-        for (column, width) in &columns {
-            line.push(gap());
-            if column.title == BAR {
-                line.extend(progress(model, row, *width));
-            } else {
-                line.push(Span::styled(padded(&(column.cell)(model, row), *width, column.right), style));
-            }
-        }
-        write(model, buf, Rect { y, height: 1, ..area }, Line::from(line));
-    }
-    let hidden = rows.len().saturating_sub(model.runs_screen.top + usize::from(below.height));
-    if hidden > 0 && below.height > 1 {
-        let more = format!("  {} {} more below", model.symbols.ellipsis, hidden + 1);
-        let y = below.bottom() - 1;
-        if chosen < model.runs_screen.top + usize::from(below.height) - 1 {
-            write(
-                model,
-                buf,
-                Rect { y, height: 1, ..area },
-                Span::styled(padded(&more, usize::from(area.width), false), faint),
-            );
-        }
-    }
+        line
+    };
+    listed.draw(model, buf, table.heading(model, 2), line);
+    listed.draw_hidden(model, buf);
 }
 
 /// Returns the findings of a run after the first, its throughput, and its lost time by cause.

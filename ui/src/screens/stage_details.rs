@@ -9,9 +9,10 @@ use crate::run_state::{StateKind, short_id};
 use crate::screens::run_sections;
 use crate::screens::stages::{self, Weights};
 use crate::text;
-use crate::widgets::aligned::{self, Align, Setting};
+use crate::widgets::aligned::{self, Setting};
 use crate::widgets::details::{self, Section};
 use crate::widgets::hint;
+use crate::widgets::table::{self, Align};
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;
 use ratatui_core::style::Style;
@@ -214,5 +215,5 @@ fn checkpoints(model: &Model, curriculum: &CurriculumView, stage: &StageView) ->
         }
     };
     let rows = curriculum.stages.iter().flatten().map(row).collect();
-    Section::new("Checkpoints through the stages", Vec::new(), aligned::table(model, &columns, rows))
+    Section::new("Checkpoints through the stages", Vec::new(), table::lines(model, &columns, rows))
 }

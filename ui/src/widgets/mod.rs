@@ -9,6 +9,7 @@ pub mod key_bar;
 pub mod line_chart;
 pub mod memo;
 pub mod shared_axis;
+pub mod table;
 
 use crate::model::Model;
 use crate::msg::RunRow;
