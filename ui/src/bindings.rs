@@ -155,6 +155,142 @@ pub struct Binding {
     pub label: &'static str,
     /// A phrase for the help dialog.
     pub help: &'static str,
+    /// When the action is possible. The list of actions dims an action that is not possible, and the key bar hides its key.
+    pub when: Condition,
+    /// When the key bar shows the key, in addition to `when`.
+    pub shown_when: Condition,
+    /// Labels that replace `label` while their condition holds; the first one that holds counts.
+    pub labels: &'static [(Condition, &'static str)],
+}
+
+/// When a key applies: a statement about the state of the console, which `conditions` evaluates.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Condition {
+    /// Always.
+    Always,
+    /// At least one of these conditions holds.
+    Any(&'static [Condition]),
+    /// All of these conditions hold.
+    All(&'static [Condition]),
+    /// There is a run to which keys apply.
+    RunChosen,
+    /// The action is possible for that run now.
+    RunAllows,
+    /// That run may hang, and its stack traces can be written.
+    RunMayHang,
+    /// That run has finished, and the action is possible for it.
+    RunFinished,
+    /// That run trains.
+    RunTrains,
+    /// That run encodes.
+    RunEncodes,
+    /// A checkpoint of that run can make a video.
+    RunSamples,
+    /// Runs are marked.
+    RunsMarked,
+    /// Several runs are marked.
+    SeveralRunsMarked,
+    /// Several runs pass the filter.
+    SeveralRunsListed,
+    /// There are several runs.
+    SeveralRuns,
+    /// There are several recipes.
+    SeveralRecipes,
+    /// The recipe of the open run is known, and its panel does not have the focus.
+    RecipeHidden,
+    /// The open run has several ranks, and their panel does not have the focus.
+    RanksHidden,
+    /// A chart of the open run fills the screen.
+    ChartEnlarged,
+    /// Any panel of the open run fills the screen.
+    PanelEnlarged,
+    /// A chart of the open run has the focus and shows samples.
+    ChartFocused,
+    /// The selected event of the open run is in a log.
+    EventInLog,
+    /// The open run has sampled videos.
+    VideosSampled,
+    /// The open run has samples of several prompts.
+    SeveralPrompts,
+    /// The videos are paused.
+    VideosPaused,
+    /// The comparison shows charts, not recipes.
+    ChartsCompared,
+    /// The selected stage can start.
+    StageStartable,
+    /// The selected stage has a run.
+    StageHasRun,
+    /// The launch form overrides keys of the recipe.
+    KeysOverridden,
+    /// The launch form lists several nodes.
+    SeveralTargetNodes,
+    /// The launch form has several targets to choose from.
+    SeveralTargets,
+    /// A check of the launch form can be waived.
+    CheckWaivable,
+    /// The weights of the launch form need a conversion.
+    WeightsUnconverted,
+    /// The launch form starts ranks on this machine.
+    TargetLocal,
+    /// The conversion can start.
+    ConversionReady,
+    /// A conversion runs.
+    ConversionRuns,
+    /// An alert is selected.
+    AlertChosen,
+    /// The selected alert needs an acknowledgement.
+    AlertUnanswered,
+    /// Several alerts are open.
+    SeveralAlertsOpen,
+    /// The log is searched.
+    LogSearched,
+    /// The log shows one rank.
+    LogOfOneRank,
+    /// The log shows all ranks.
+    LogOfAllRanks,
+    /// The log has an error.
+    LogHasError,
+    /// The open run has several ranks.
+    SeveralRanks,
+    /// A node is selected.
+    NodeChosen,
+    /// A node is open.
+    NodeOpen,
+    /// The selected node has sent a sample.
+    NodeSampled,
+    /// Several nodes are watched.
+    SeveralNodes,
+    /// A watched node has GPUs.
+    GpusWatched,
+    /// The order of the nodes has a direction.
+    OrderReversible,
+    /// Processes are listed.
+    ProcessesListed,
+    /// The open text input takes the arguments of a launch.
+    InputLaunches,
+    /// The open text input takes text from which a plan is made.
+    InputPlans,
+    /// The open text input takes effect while the user types.
+    InputLive,
+    /// The open text input takes the override of a key.
+    InputOverrides,
+}
+
+impl Binding {
+    /// Sets when the action is possible.
+    const fn when(self, when: Condition) -> Self {
+        Self { when, ..self }
+    }
+
+    /// Sets when the key bar shows the key, if the action is possible.
+    const fn shown_when(self, shown_when: Condition) -> Self {
+        Self { shown_when, ..self }
+    }
+
+    /// Sets labels for some states.
+    const fn labels(self, labels: &'static [(Condition, &'static str)]) -> Self {
+        Self { labels, ..self }
+    }
 }
 
 /// The screen or dialog that receives key presses.
@@ -359,7 +495,7 @@ impl Context {
 }
 
 const fn bind(keys: &'static [Key], action: Action, label: &'static str, help: &'static str) -> Binding {
-    Binding { keys, action, label, help }
+    Binding { keys, action, label, help, when: Condition::Always, shown_when: Condition::Always, labels: &[] }
 }
 
 const ENTER: Key = Key::code(KeyCode::Enter);
@@ -406,49 +542,71 @@ const SCREENS: &[Binding] = &[
 ];
 
 const RUNS: &[Binding] = with_motion![
-    bind(&[ENTER], Action::Open, "open", "Open the selected run: charts, checkpoints, events"),
-    bind(&[Key::ch('r')], Action::Resume, "resume", "Resume the run; training continues from the newest checkpoint"),
-    bind(&[Key::ch('s')], Action::Stop, "stop", "Stop the run; training saves a checkpoint first"),
+    bind(&[ENTER], Action::Open, "open", "Open the selected run: charts, checkpoints, events")
+        .when(Condition::RunAllows),
+    bind(&[Key::ch('r')], Action::Resume, "resume", "Resume the run; training continues from the newest checkpoint")
+        .when(Condition::Any(&[Condition::RunsMarked, Condition::RunAllows])),
+    bind(&[Key::ch('s')], Action::Stop, "stop", "Stop the run; training saves a checkpoint first")
+        .when(Condition::Any(&[Condition::RunsMarked, Condition::RunAllows])),
     bind(&[Key::ch('n')], Action::NewRun, "new run", "Choose a stage and start it"),
     bind(&[Key::ch('e')], Action::Encode, "encode", "Encode videos: type the arguments of vidtui data encode"),
-    bind(&[Key::ch('l')], Action::Logs, "logs", "Show the logs of all ranks, merged, or of one rank"),
-    bind(&[Key::ch('/')], Action::Filter, "filter", "Filter runs by name, stage or state"),
-    bind(&[Key::ch('K')], Action::Kill, "kill", "Kill the run's processes; asks for confirmation"),
+    bind(&[Key::ch('l')], Action::Logs, "logs", "Show the logs of all ranks, merged, or of one rank")
+        .when(Condition::RunAllows),
+    bind(&[Key::ch('/')], Action::Filter, "filter", "Filter runs by name, stage or state")
+        .shown_when(Condition::SeveralRuns),
+    bind(&[Key::ch('K')], Action::Kill, "kill", "Kill the run's processes; asks for confirmation")
+        .when(Condition::Any(&[Condition::RunsMarked, Condition::RunAllows])),
     bind(
         &[Key::ch('t')],
         Action::Stacks,
         "stacks",
         "Write the stack traces of all ranks to the run's folder; sends no signal",
-    ),
-    bind(&[Key::ch('N')], Action::NodesOfRun, "nodes", "List the nodes of the run"),
-    bind(&[Key::ch(' ')], Action::Mark, "mark", "Mark the run; resume, stop and kill then apply to all marked runs"),
-    bind(&[Key::ch('c')], Action::Compare, "compare", "Compare the metrics and recipes of the marked runs"),
+    )
+    .when(Condition::RunAllows)
+    .shown_when(Condition::RunMayHang),
+    bind(&[Key::ch('N')], Action::NodesOfRun, "nodes", "List the nodes of the run").when(Condition::RunChosen),
+    bind(&[Key::ch(' ')], Action::Mark, "mark", "Mark the run; resume, stop and kill then apply to all marked runs")
+        .shown_when(Condition::SeveralRunsListed),
+    bind(&[Key::ch('c')], Action::Compare, "compare", "Compare the metrics and recipes of the marked runs")
+        .when(Condition::SeveralRunsMarked),
     bind(&[Key::ch('y')], Action::CopyPath, "", "Copy the path of the run's folder"),
     bind(&[ESC], Action::Back, "", "Clear the marks, or the filter"),
 ];
 
 const RUN: &[Binding] = &[
-    bind(&[Key::ch('r')], Action::Resume, "resume", "Resume the run; training continues from the newest checkpoint"),
+    bind(&[Key::ch('r')], Action::Resume, "resume", "Resume the run; training continues from the newest checkpoint")
+        .when(Condition::RunAllows),
     bind(
         &[Key::ch('w')],
         Action::ResumeWith,
         "",
         "Resume with changes: type --set SECTION.KEY=VALUE, --fresh-data or --step; shows the plan first",
-    ),
-    bind(&[Key::ch('n')], Action::NextStage, "next stage", "Start the next stage from the newest checkpoint"),
-    bind(&[Key::ch('s')], Action::Stop, "stop", "Stop the run; training saves a checkpoint first"),
-    bind(&[Key::ch('l')], Action::Logs, "logs", "Show the logs of all ranks, merged, or of one rank"),
-    bind(&[Key::ch('v')], Action::Samples, "samples", "Show the videos that the run made"),
-    bind(&[Key::code(KeyCode::Tab)], Action::FocusNext, "panel", "Next panel: charts, samples, checkpoints, events"),
+    )
+    .when(Condition::RunAllows),
+    bind(&[Key::ch('n')], Action::NextStage, "next stage", "Start the next stage from the newest checkpoint")
+        .when(Condition::Any(&[Condition::RunEncodes, Condition::RunAllows]))
+        .shown_when(Condition::RunFinished),
+    bind(&[Key::ch('s')], Action::Stop, "stop", "Stop the run; training saves a checkpoint first")
+        .when(Condition::RunAllows),
+    bind(&[Key::ch('l')], Action::Logs, "logs", "Show the logs of all ranks, merged, or of one rank")
+        .when(Condition::RunAllows),
+    bind(&[Key::ch('v')], Action::Samples, "samples", "Show the videos that the run made")
+        .shown_when(Condition::VideosSampled),
+    bind(&[Key::code(KeyCode::Tab)], Action::FocusNext, "panel", "Next panel: charts, samples, checkpoints, events")
+        .shown_when(Condition::RunChosen),
     bind(&[Key::code(KeyCode::BackTab)], Action::FocusPrevious, "", "Previous panel"),
-    bind(&[ENTER], Action::Open, "enlarge", "Enlarge the panel, or restore it; on an event, open the log at its line"),
+    bind(&[ENTER], Action::Open, "enlarge", "Enlarge the panel, or restore it; on an event, open the log at its line")
+        .when(Condition::RunChosen)
+        .labels(&[(Condition::EventInLog, "log"), (Condition::PanelEnlarged, "restore")]),
     bind(&[Key::ch('z')], Action::Enlarge, "", "Enlarge the panel, or restore it"),
     bind(&[ESC], Action::Back, "back", "Restore the panel, or go back to the runs"),
-    bind(&[Key::ch('e')], Action::ExportSvg, "export", "Export the chart as SVG"),
-    bind(&[Key::ch('E')], Action::ExportPng, "", "Export the chart as PNG"),
-    bind(&[Key::ch('p')], Action::Prompt, "new video", "Make a video of a prompt from the newest checkpoint"),
+    bind(&[Key::ch('e')], Action::ExportSvg, "export", "Export the chart as SVG").when(Condition::ChartFocused),
+    bind(&[Key::ch('E')], Action::ExportPng, "", "Export the chart as PNG").when(Condition::ChartFocused),
+    bind(&[Key::ch('p')], Action::Prompt, "new video", "Make a video of a prompt from the newest checkpoint")
+        .when(Condition::RunSamples),
     bind(&[Key::code(KeyCode::Left)], Action::CursorLeft, "", "Move the cursor left; the view follows"),
-    bind(&[Key::code(KeyCode::Right)], Action::CursorRight, "cursor", "Move the cursor right; the view follows"),
+    bind(&[Key::code(KeyCode::Right)], Action::CursorRight, "cursor", "Move the cursor right; the view follows")
+        .shown_when(Condition::ChartEnlarged),
     bind(
         &[Key::code(KeyCode::PageUp), Key::ctrl('u')],
         Action::PageUp,
@@ -461,34 +619,45 @@ const RUN: &[Binding] = &[
         "",
         "Scroll the view right by half, or a list down",
     ),
-    bind(&[Key::ch('+'), Key::ch('=')], Action::ZoomIn, "zoom", "Zoom in"),
+    bind(&[Key::ch('+'), Key::ch('=')], Action::ZoomIn, "zoom", "Zoom in").shown_when(Condition::ChartEnlarged),
     bind(&[Key::ch('-'), Key::ch('_')], Action::ZoomOut, "", "Zoom out"),
-    bind(&[Key::ch('0')], Action::ResetView, "reset", "Show all steps and follow the newest"),
-    bind(&[Key::ch('L')], Action::LogY, "log y", "Turn the logarithmic y axis on or off"),
-    bind(&[Key::ch('S')], Action::Smooth, "smooth", "Change smoothing: light, strong, off; the raw line stays visible"),
-    bind(&[Key::ch('x')], Action::ToggleX, "time", "Switch the x axis between steps and time"),
-    bind(&[Key::ch('d')], Action::Recipes, "recipe", "Show the recipe of the run, or all panels"),
-    bind(&[Key::ch('R')], Action::RankMap, "ranks", "Show the slowness of each rank over the steps, or all panels"),
+    bind(&[Key::ch('0')], Action::ResetView, "reset", "Show all steps and follow the newest")
+        .shown_when(Condition::ChartEnlarged),
+    bind(&[Key::ch('L')], Action::LogY, "log y", "Turn the logarithmic y axis on or off")
+        .shown_when(Condition::ChartEnlarged),
+    bind(&[Key::ch('S')], Action::Smooth, "smooth", "Change smoothing: light, strong, off; the raw line stays visible")
+        .shown_when(Condition::ChartEnlarged),
+    bind(&[Key::ch('x')], Action::ToggleX, "time", "Switch the x axis between steps and time")
+        .shown_when(Condition::ChartEnlarged),
+    bind(&[Key::ch('d')], Action::Recipes, "recipe", "Show the recipe of the run, or all panels")
+        .shown_when(Condition::RecipeHidden),
+    bind(&[Key::ch('R')], Action::RankMap, "ranks", "Show the slowness of each rank over the steps, or all panels")
+        .shown_when(Condition::RanksHidden),
     bind(
         &[Key::ch('m')],
         Action::PickPanels,
         "metrics",
         "Pick the metrics and panels of training runs, and their layout",
-    ),
-    bind(&[Key::ch('N')], Action::NodesOfRun, "nodes", "List the nodes of the run"),
+    )
+    .when(Condition::RunTrains),
+    bind(&[Key::ch('N')], Action::NodesOfRun, "nodes", "List the nodes of the run").when(Condition::RunChosen),
     bind(
         &[Key::ch('c')],
         Action::Checkpoints,
         "checkpoints",
         "List the checkpoints: resume from one, start the next stage, convert, pin, delete",
-    ),
-    bind(&[Key::ch('K')], Action::Kill, "kill", "Kill the run's processes; asks for confirmation"),
+    )
+    .when(Condition::RunTrains),
+    bind(&[Key::ch('K')], Action::Kill, "kill", "Kill the run's processes; asks for confirmation")
+        .when(Condition::RunAllows),
     bind(
         &[Key::ch('t')],
         Action::Stacks,
         "stacks",
         "Write the stack traces of all ranks to the run's folder; sends no signal",
-    ),
+    )
+    .when(Condition::RunAllows)
+    .shown_when(Condition::RunMayHang),
     bind(&[Key::ch('y')], Action::CopyPath, "", "Copy the path of the run's folder"),
     bind(&[Key::code(KeyCode::Down), Key::ch('j')], Action::Down, "", "Move down in a list"),
     bind(&[Key::code(KeyCode::Up), Key::ch('k')], Action::Up, "", "Move up in a list"),
@@ -499,7 +668,8 @@ const RUN: &[Binding] = &[
 const COMPARE: &[Binding] = &[
     bind(&[Key::code(KeyCode::Tab), Key::ch(']')], Action::MetricNext, "metric", "Compare the next metric"),
     bind(&[Key::code(KeyCode::BackTab), Key::ch('[')], Action::MetricPrevious, "", "Compare the metric before"),
-    bind(&[Key::ch('x')], Action::ToggleX, "align", "Align the runs by steps, by time or by tokens"),
+    bind(&[Key::ch('x')], Action::ToggleX, "align", "Align the runs by steps, by time or by tokens")
+        .when(Condition::ChartsCompared),
     bind(&[Key::ch('d')], Action::Recipes, "recipes", "Show the keys in which the recipes differ, or the charts"),
     bind(&[ESC], Action::Back, "back", "Go back to the runs; they stay marked"),
     bind(
@@ -507,22 +677,28 @@ const COMPARE: &[Binding] = &[
         Action::Enlarge,
         "enlarge",
         "Show the chart of the chosen metric alone, or several charts",
-    ),
-    bind(&[Key::ch(' ')], Action::Toggle, "one run", "Show the lines of one run alone, then of the next; then of all"),
+    )
+    .when(Condition::ChartsCompared),
+    bind(&[Key::ch(' ')], Action::Toggle, "one run", "Show the lines of one run alone, then of the next; then of all")
+        .when(Condition::ChartsCompared),
     bind(
         &[Key::code(KeyCode::Right)],
         Action::CursorRight,
         "cursor",
         "Move the cursor right; the legend shows each run's value there",
-    ),
+    )
+    .when(Condition::ChartsCompared),
     bind(&[Key::code(KeyCode::Left)], Action::CursorLeft, "", "Move the cursor left"),
-    bind(&[Key::ch('e')], Action::ExportSvg, "export", "Export the chart as SVG"),
-    bind(&[Key::ch('E')], Action::ExportPng, "", "Export the chart as PNG"),
-    bind(&[Key::ch('S')], Action::Smooth, "smooth", "Change smoothing: light, strong, off; the raw line stays visible"),
-    bind(&[Key::ch('L')], Action::LogY, "log y", "Turn the logarithmic y axis on or off"),
-    bind(&[Key::ch('+'), Key::ch('=')], Action::ZoomIn, "zoom", "Zoom in"),
+    bind(&[Key::ch('e')], Action::ExportSvg, "export", "Export the chart as SVG").when(Condition::ChartsCompared),
+    bind(&[Key::ch('E')], Action::ExportPng, "", "Export the chart as PNG").when(Condition::ChartsCompared),
+    bind(&[Key::ch('S')], Action::Smooth, "smooth", "Change smoothing: light, strong, off; the raw line stays visible")
+        .when(Condition::ChartsCompared),
+    bind(&[Key::ch('L')], Action::LogY, "log y", "Turn the logarithmic y axis on or off")
+        .when(Condition::ChartsCompared),
+    bind(&[Key::ch('+'), Key::ch('=')], Action::ZoomIn, "zoom", "Zoom in").when(Condition::ChartsCompared),
     bind(&[Key::ch('-'), Key::ch('_')], Action::ZoomOut, "", "Zoom out"),
-    bind(&[Key::ch('0')], Action::ResetView, "reset", "Show everything and follow the newest samples"),
+    bind(&[Key::ch('0')], Action::ResetView, "reset", "Show everything and follow the newest samples")
+        .when(Condition::ChartsCompared),
     bind(
         &[Key::code(KeyCode::PageUp), Key::ctrl('u')],
         Action::PageUp,
@@ -542,8 +718,10 @@ const COMPARE: &[Binding] = &[
 ];
 
 const STAGES: &[Binding] = with_motion![
-    bind(&[ENTER], Action::StartStage, "start", "Start the selected stage; shows the plan first"),
-    bind(&[Key::ch('o')], Action::Open, "open run", "Open the newest run of the selected stage"),
+    bind(&[ENTER], Action::StartStage, "start", "Start the selected stage; shows the plan first")
+        .when(Condition::StageStartable),
+    bind(&[Key::ch('o')], Action::Open, "open run", "Open the newest run of the selected stage")
+        .when(Condition::StageHasRun),
     bind(&[ESC], Action::Back, "back", "Go back to the runs"),
     bind(
         &[Key::ch('l')],
@@ -560,7 +738,8 @@ const RECIPES: &[Binding] = with_motion![
         "launch",
         "Launch the selected recipe; shows its settings, checks and plan first"
     ),
-    bind(&[Key::ch('/')], Action::Filter, "filter", "Filter recipes by folder, name or description"),
+    bind(&[Key::ch('/')], Action::Filter, "filter", "Filter recipes by folder, name or description")
+        .shown_when(Condition::SeveralRecipes),
     bind(&[Key::ch('l')], Action::LaunchRecipe, "other", "Launch any recipe: type the arguments of vidtui launch"),
     bind(&[ESC], Action::Back, "back", "Clear the filter, or go back to the runs"),
 ];
@@ -568,10 +747,14 @@ const RECIPES: &[Binding] = with_motion![
 const FORM: &[Binding] = with_motion![
     bind(&[ENTER], Action::Accept, "start", "Start the run as shown, when all checks have passed"),
     bind(&[Key::ch('s')], Action::SetKey, "set", "Override a key of the recipe: type section.key=value"),
-    bind(&[Key::ch('t')], Action::Targets, "target", "Choose where to run: this machine, a hostfile or a Slurm file"),
-    bind(&[Key::ch(' ')], Action::Toggle, "node", "Use the selected node, or leave it out"),
-    bind(&[Key::ch('w')], Action::Waive, "waive", "Waive the selected check, or require it again"),
-    bind(&[Key::ch('c')], Action::Convert, "convert", "Convert the weights that the launch needs"),
+    bind(&[Key::ch('t')], Action::Targets, "target", "Choose where to run: this machine, a hostfile or a Slurm file")
+        .when(Condition::SeveralTargets),
+    bind(&[Key::ch(' ')], Action::Toggle, "node", "Use the selected node, or leave it out")
+        .when(Condition::SeveralTargetNodes),
+    bind(&[Key::ch('w')], Action::Waive, "waive", "Waive the selected check, or require it again")
+        .when(Condition::CheckWaivable),
+    bind(&[Key::ch('c')], Action::Convert, "convert", "Convert the weights that the launch needs")
+        .when(Condition::WeightsUnconverted),
     bind(&[Key::code(KeyCode::Tab)], Action::FocusNext, "panel", "Next panel: settings, target, checks, plan"),
     bind(
         &[Key::ch('f')],
@@ -580,9 +763,11 @@ const FORM: &[Binding] = with_motion![
         "Fit the mesh to the ranks of the target, or keep it; the batch stays the same"
     ),
     bind(&[Key::ch('e')], Action::EditKey, "edit", "Override the selected key"),
-    bind(&[Key::ch('x')], Action::UnsetKey, "unset", "Remove the override of the selected key"),
+    bind(&[Key::ch('x')], Action::UnsetKey, "unset", "Remove the override of the selected key")
+        .when(Condition::KeysOverridden),
     bind(&[ESC], Action::Back, "back", "Discard the launch; nothing starts"),
-    bind(&[Key::ch('n')], Action::Ranks, "ranks", "Change the number of ranks on this machine"),
+    bind(&[Key::ch('n')], Action::Ranks, "ranks", "Change the number of ranks on this machine")
+        .when(Condition::TargetLocal),
     bind(&[Key::ch('i')], Action::Weights, "weights", "Choose the weights to start from: a checkpoint, or a run"),
     bind(&[Key::code(KeyCode::BackTab)], Action::FocusPrevious, "", "Previous panel"),
     bind(&[Key::ch('d')], Action::Defaults, "", "Show the keys with their default too, or hide them"),
@@ -592,8 +777,10 @@ const FORM: &[Binding] = with_motion![
 
 const CONVERT: &[Binding] = with_motion![
     bind(&[ENTER], Action::Edit, "edit", "Edit the path, or choose the next option"),
-    bind(&[Key::ch('c')], Action::Convert, "convert", "Convert as shown in the preview"),
-    bind(&[Key::ch('X')], Action::CancelWork, "cancel", "Cancel the conversion and remove its output"),
+    bind(&[Key::ch('c')], Action::Convert, "convert", "Convert as shown in the preview")
+        .when(Condition::ConversionReady),
+    bind(&[Key::ch('X')], Action::CancelWork, "cancel", "Cancel the conversion and remove its output")
+        .when(Condition::ConversionRuns),
     bind(&[Key::ch('r')], Action::Replace, "", "Replace the existing conversion, or keep it"),
     bind(&[Key::code(KeyCode::Right), Key::ch(' ')], Action::OptionNext, "option", "Choose the next option"),
     bind(&[Key::code(KeyCode::Left)], Action::OptionPrevious, "", "Choose the previous option"),
@@ -601,10 +788,13 @@ const CONVERT: &[Binding] = with_motion![
 ];
 
 const ALERTS: &[Binding] = with_motion![
-    bind(&[ENTER], Action::Open, "open run", "Open the run of the selected alert"),
-    bind(&[Key::ch('x')], Action::Acknowledge, "acknowledge", "Acknowledge the selected alert"),
-    bind(&[Key::ch('X')], Action::AcknowledgeAll, "acknowledge all", "Acknowledge all open alerts"),
-    bind(&[Key::ch('z')], Action::Snooze, "snooze run", "Send no alerts of this run for two hours"),
+    bind(&[ENTER], Action::Open, "open run", "Open the run of the selected alert").when(Condition::AlertChosen),
+    bind(&[Key::ch('x')], Action::Acknowledge, "acknowledge", "Acknowledge the selected alert")
+        .when(Condition::AlertUnanswered),
+    bind(&[Key::ch('X')], Action::AcknowledgeAll, "acknowledge all", "Acknowledge all open alerts")
+        .when(Condition::SeveralAlertsOpen),
+    bind(&[Key::ch('z')], Action::Snooze, "snooze run", "Send no alerts of this run for two hours")
+        .when(Condition::AlertChosen),
     bind(&[Key::ch('t')], Action::TestAlerts, "test", "Send a test alert to every channel of alerts.toml"),
     bind(&[ESC], Action::Back, "back", "Go back"),
 ];
@@ -612,14 +802,17 @@ const ALERTS: &[Binding] = with_motion![
 const LOGS: &[Binding] = with_motion![
     bind(&[Key::ch('f')], Action::Follow, "follow", "Follow the newest lines, or stop following"),
     bind(&[Key::ch('/')], Action::Search, "search", "Search with a regular expression"),
-    bind(&[Key::ch('n')], Action::SearchNext, "next", "Go to the next match"),
-    bind(&[Key::ch('N')], Action::SearchPrevious, "", "Go to the previous match"),
-    bind(&[Key::ch('e')], Action::FirstError, "first error", "Go to the first error"),
+    bind(&[Key::ch('n')], Action::SearchNext, "next", "Go to the next match").when(Condition::LogSearched),
+    bind(&[Key::ch('N')], Action::SearchPrevious, "", "Go to the previous match").when(Condition::LogSearched),
+    bind(&[Key::ch('e')], Action::FirstError, "first error", "Go to the first error").when(Condition::LogHasError),
     bind(&[Key::ch('l')], Action::NextLevel, "level", "Show all lines, warnings and errors, or only errors"),
-    bind(&[Key::ch('r')], Action::LogRanks, "ranks", "Show only the lines of some ranks: type 0-3,8"),
-    bind(&[Key::ch(']')], Action::RankNext, "one rank", "Show the log of one rank; then of the next rank"),
-    bind(&[Key::ch('[')], Action::RankPrevious, "", "Show the log of the previous rank"),
-    bind(&[Key::ch('m')], Action::AllRanks, "all ranks", "Show the lines of all ranks in one log"),
+    bind(&[Key::ch('r')], Action::LogRanks, "ranks", "Show only the lines of some ranks: type 0-3,8")
+        .when(Condition::All(&[Condition::LogOfAllRanks, Condition::SeveralRanks])),
+    bind(&[Key::ch(']')], Action::RankNext, "one rank", "Show the log of one rank; then of the next rank")
+        .when(Condition::SeveralRanks),
+    bind(&[Key::ch('[')], Action::RankPrevious, "", "Show the log of the previous rank").when(Condition::SeveralRanks),
+    bind(&[Key::ch('m')], Action::AllRanks, "all ranks", "Show the lines of all ranks in one log")
+        .when(Condition::LogOfOneRank),
     bind(&[Key::ch('w')], Action::Wrap, "wrap", "Wrap long lines, or cut them"),
     bind(
         &[ENTER],
@@ -632,43 +825,56 @@ const LOGS: &[Binding] = with_motion![
 ];
 
 const SAMPLES: &[Binding] = &[
-    bind(&[Key::code(KeyCode::Right), Key::ch(']')], Action::SampleNext, "step", "Show the sample of the next step"),
-    bind(&[Key::code(KeyCode::Left), Key::ch('[')], Action::SamplePrevious, "", "Show the sample of the step before"),
-    bind(&[Key::code(KeyCode::Down), Key::ch('j')], Action::Down, "prompt", "Show the next prompt"),
+    bind(&[Key::code(KeyCode::Right), Key::ch(']')], Action::SampleNext, "step", "Show the sample of the next step")
+        .when(Condition::VideosSampled),
+    bind(&[Key::code(KeyCode::Left), Key::ch('[')], Action::SamplePrevious, "", "Show the sample of the step before")
+        .when(Condition::VideosSampled),
+    bind(&[Key::code(KeyCode::Down), Key::ch('j')], Action::Down, "prompt", "Show the next prompt")
+        .shown_when(Condition::SeveralPrompts),
     bind(&[Key::code(KeyCode::Up), Key::ch('k')], Action::Up, "", "Show the previous prompt"),
-    bind(&[Key::ch('b')], Action::SideBySide, "side by side", "Show the same prompt over steps, side by side"),
+    bind(&[Key::ch('b')], Action::SideBySide, "side by side", "Show the same prompt over steps, side by side")
+        .when(Condition::VideosSampled),
     bind(&[ESC], Action::Back, "back", "Go back to the run"),
-    bind(&[Key::ch('p')], Action::Prompt, "new video", "Make a video of a prompt from the newest checkpoint"),
-    bind(&[Key::ch(' ')], Action::Play, "pause", "Pause the videos, or play them"),
-    bind(&[Key::ch('o')], Action::Open, "open", "Open the video with the desktop's player, or copy its path"),
+    bind(&[Key::ch('p')], Action::Prompt, "new video", "Make a video of a prompt from the newest checkpoint")
+        .when(Condition::RunSamples),
+    bind(&[Key::ch(' ')], Action::Play, "pause", "Pause the videos, or play them")
+        .when(Condition::VideosSampled)
+        .labels(&[(Condition::VideosPaused, "play")]),
+    bind(&[Key::ch('o')], Action::Open, "open", "Open the video with the desktop's player, or copy its path")
+        .when(Condition::VideosSampled),
     bind(&[Key::ch('y')], Action::CopyPath, "", "Copy the path of the video"),
     bind(&[Key::ch('g'), Key::code(KeyCode::Home)], Action::Top, "", "Show the sample of the first step"),
     bind(&[Key::ch('G'), Key::code(KeyCode::End)], Action::Bottom, "", "Show the newest sample, and follow it"),
 ];
 
 const NODES: &[Binding] = with_motion![
-    bind(&[ENTER], Action::Open, "open", "Open the selected node: GPUs and processes"),
+    bind(&[ENTER], Action::Open, "open", "Open the selected node: GPUs and processes").when(Condition::NodeChosen),
     bind(
         &[Key::ch(' ')],
         Action::Mark,
         "mark",
         "Mark the node; the keys for processes and kill then apply to all marked"
-    ),
-    bind(&[Key::ch('p')], Action::Processes, "processes", "List the processes that use GPUs or belong to training"),
-    bind(&[Key::ch('K')], Action::Kill, "kill all", "Kill all your training on the marked nodes; shows the plan first"),
+    )
+    .shown_when(Condition::SeveralNodes),
+    bind(&[Key::ch('p')], Action::Processes, "processes", "List the processes that use GPUs or belong to training")
+        .when(Condition::Any(&[Condition::NodeOpen, Condition::NodeChosen])),
+    bind(&[Key::ch('K')], Action::Kill, "kill all", "Kill all your training on the marked nodes; shows the plan first")
+        .when(Condition::Any(&[Condition::NodeOpen, Condition::NodeChosen])),
     bind(
         &[Key::ch('m')],
         Action::HeatMap,
         "heat map",
         "Show a heat map of all GPUs: power, utilization, memory, temperature, step time; then the list"
-    ),
+    )
+    .when(Condition::GpusWatched),
     bind(&[Key::ch('+'), Key::ch('=')], Action::ZoomIn, "", "Show a shorter part of the history"),
     bind(
         &[Key::ch('-'), Key::ch('_')],
         Action::ZoomOut,
         "history",
         "Show a longer part of the history: 10 minutes, 1 hour, 12 hours"
-    ),
+    )
+    .shown_when(Condition::NodeSampled),
     bind(
         &[Key::code(KeyCode::Right)],
         Action::CursorRight,
@@ -686,9 +892,11 @@ const NODES: &[Binding] = with_motion![
         Action::Sort,
         "sort",
         "Change the order: faults first, as listed, power, utilization, memory, …"
-    ),
-    bind(&[Key::ch('O')], Action::ReverseSort, "reverse", "Reverse the order"),
-    bind(&[Key::ch('/')], Action::Filter, "filter", "Filter nodes by name, state or fault"),
+    )
+    .shown_when(Condition::SeveralNodes),
+    bind(&[Key::ch('O')], Action::ReverseSort, "reverse", "Reverse the order").shown_when(Condition::OrderReversible),
+    bind(&[Key::ch('/')], Action::Filter, "filter", "Filter nodes by name, state or fault")
+        .shown_when(Condition::SeveralNodes),
     bind(&[ESC], Action::Back, "back", "Clear the marks or the filter, or go back"),
 ];
 
@@ -700,7 +908,8 @@ const NODE: &[Binding] = with_motion![
         Action::ZoomOut,
         "history",
         "Show a longer part of the history: 10 minutes, 1 hour, 12 hours"
-    ),
+    )
+    .shown_when(Condition::NodeSampled),
     bind(
         &[Key::code(KeyCode::Right)],
         Action::CursorRight,
@@ -708,15 +917,18 @@ const NODE: &[Binding] = with_motion![
         "Move the cursor of the history to a later time; at the end, it shows the newest values"
     ),
     bind(&[Key::code(KeyCode::Left)], Action::CursorLeft, "", "Move the cursor of the history to an earlier time"),
-    bind(&[Key::ch(']')], Action::NodeNext, "next node", "Show the next node"),
+    bind(&[Key::ch(']')], Action::NodeNext, "next node", "Show the next node").shown_when(Condition::SeveralNodes),
     bind(&[Key::ch('[')], Action::NodePrevious, "", "Show the previous node"),
-    bind(&[Key::ch('p')], Action::Processes, "processes", "List the processes that use GPUs or belong to training"),
-    bind(&[Key::ch('K')], Action::Kill, "kill all", "Kill all your training on the node; shows the plan first"),
+    bind(&[Key::ch('p')], Action::Processes, "processes", "List the processes that use GPUs or belong to training")
+        .when(Condition::Any(&[Condition::NodeOpen, Condition::NodeChosen])),
+    bind(&[Key::ch('K')], Action::Kill, "kill all", "Kill all your training on the node; shows the plan first")
+        .when(Condition::Any(&[Condition::NodeOpen, Condition::NodeChosen])),
     bind(&[ESC], Action::Back, "back", "Go back to all nodes"),
 ];
 
 const PROCESSES: &[Binding] = with_motion![
-    bind(&[Key::ch('K')], Action::Kill, "kill", "Kill the marked processes, or the selected one; shows the plan first"),
+    bind(&[Key::ch('K')], Action::Kill, "kill", "Kill the marked processes, or the selected one; shows the plan first")
+        .when(Condition::ProcessesListed),
     bind(&[Key::ch(' ')], Action::Mark, "mark", "Mark the process"),
     bind(&[Key::ch('u')], Action::AllUsers, "all users", "Show the processes of all users, or only yours"),
     bind(&[ESC], Action::Back, "back", "Clear the marks, or go back"),
@@ -804,15 +1016,20 @@ const FAILURE: &[Binding] =
     with_motion![bind(&[ENTER, ESC, Key::ch('q')], Action::Cancel, "close", "Close the message")];
 
 const INPUT: &[Binding] = &[
-    bind(&[ENTER], Action::Accept, "apply", "Apply the text"),
-    bind(&[Key::code(KeyCode::Tab)], Action::Complete, "complete", "Complete the key or the value"),
-    bind(&[ESC], Action::Cancel, "cancel", "Close the input; a filter or a search is cleared"),
+    bind(&[ENTER], Action::Accept, "apply", "Apply the text")
+        .labels(&[(Condition::InputLaunches, "open the form"), (Condition::InputPlans, "show the plan")]),
+    bind(&[Key::code(KeyCode::Tab)], Action::Complete, "complete", "Complete the key or the value")
+        .shown_when(Condition::InputOverrides),
+    bind(&[ESC], Action::Cancel, "cancel", "Close the input; a filter or a search is cleared")
+        .labels(&[(Condition::InputLive, "clear")]),
     bind(&[Key::code(KeyCode::Left)], Action::CursorLeft, "", "Move the cursor left"),
     bind(&[Key::code(KeyCode::Right)], Action::CursorRight, "", "Move the cursor right"),
     bind(&[Key::code(KeyCode::Home), Key::ctrl('a')], Action::LineStart, "", "Move the cursor to the start"),
     bind(&[Key::code(KeyCode::End), Key::ctrl('e')], Action::LineEnd, "", "Move the cursor to the end"),
     bind(&[Key::code(KeyCode::Backspace)], Action::DeleteBefore, "", "Delete the character before the cursor"),
     bind(&[Key::code(KeyCode::Delete)], Action::DeleteAfter, "", "Delete the character after the cursor"),
-    bind(&[Key::ctrl('w')], Action::DeleteWord, "delete word", "Delete the word before the cursor"),
-    bind(&[Key::ctrl('u')], Action::DeleteToStart, "delete all", "Delete the text before the cursor"),
+    bind(&[Key::ctrl('w')], Action::DeleteWord, "delete word", "Delete the word before the cursor")
+        .shown_when(Condition::InputPlans),
+    bind(&[Key::ctrl('u')], Action::DeleteToStart, "delete all", "Delete the text before the cursor")
+        .shown_when(Condition::InputPlans),
 ];

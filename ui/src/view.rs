@@ -2,6 +2,7 @@
 
 use crate::bindings::{Action, Context};
 use crate::jobs::Job;
+use crate::key_bar;
 use crate::layout;
 use crate::modals;
 use crate::model::{Input, Model, Screen};
@@ -10,7 +11,7 @@ use crate::screens::{
     alerts, compare, convert, launch_view, logs, node, nodes, processes, recipes, run, runs, samples, stages,
 };
 use crate::text;
-use crate::widgets::{key_bar, memo, write, write_split};
+use crate::widgets::{memo, write, write_split};
 use ratatui_core::buffer::Buffer;
 use ratatui_core::style::Modifier;
 use ratatui_core::terminal::Frame;

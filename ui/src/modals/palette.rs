@@ -3,13 +3,14 @@
 //! first.
 
 use crate::bindings::{Action, Binding, Context};
+use crate::conditions;
 use crate::effect::Effect;
 use crate::layout;
 use crate::model::{Modal, Model, PaletteDialog, context_of, one_line};
 use crate::places;
 use crate::text;
 use crate::update::act;
-use crate::widgets::{dialog, hint, key_bar};
+use crate::widgets::{dialog, hint};
 use ratatui_core::buffer::Buffer;
 use ratatui_core::style::Style;
 use ratatui_core::text::{Line, Span};
@@ -143,7 +144,7 @@ impl PaletteDialog {
     fn is_possible(&self, model: &Model, listed: &Listed) -> bool {
         let Listed { context, binding } = *listed;
         match context {
-            context if context == self.screen => key_bar::is_possible(model, binding.action),
+            context if context == self.screen => conditions::is_possible(model, binding),
             context if context == self.context => true,
             context => !waits_for_its_key(context, binding.action) && places::can_open(model, context),
         }

@@ -76,14 +76,9 @@ pub fn selected(model: &Model) -> Option<&AlertState> {
     rows(model).get(position(model)).map(|row| &row.state)
 }
 
-/// Returns whether an action is possible for the selected alert, or for all alerts.
-pub fn can(model: &Model, action: Action) -> bool {
-    let selected = selected(model);
-    match action {
-        Action::Acknowledge => selected.is_some_and(|state| !state.acknowledged && state.alert.kind.needs_action()),
-        Action::AcknowledgeAll => open_alerts(model) > 1,
-        _ => selected.is_some(),
-    }
+/// Returns whether an alert needs an acknowledgement.
+pub fn is_unanswered(state: &AlertState) -> bool {
+    !state.acknowledged && state.alert.kind.needs_action()
 }
 
 /// Handles an action.

@@ -5,7 +5,6 @@ pub mod details;
 pub mod dialog;
 pub mod heat_map;
 pub mod history_chart;
-pub mod key_bar;
 pub mod line_chart;
 pub mod memo;
 pub mod shared_axis;
