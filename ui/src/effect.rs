@@ -15,174 +15,16 @@ use serde::{Deserialize, Serialize};
 /// One-shot requests, as data that tests can compare.
 #[derive(Debug, Clone)]
 pub enum Effect {
-    /// Plan a resume.
-    PlanResume {
+    /// Work that is answered by `Msg::Job`.
+    Job {
         /// The job that receives the answer.
         job: JobId,
-        /// The run to resume.
-        run: RunId,
-        /// The checkpoint, and what is restored from it. The default continues from the newest complete checkpoint.
-        options: ResumeOptions,
+        /// The work.
+        request: Request,
     },
-    /// Plan a resume with typed arguments; answered by `LaunchPlanned` or `Failed`.
-    PlanResumeWith {
-        /// The job that receives the answer.
-        job: JobId,
-        /// The run to resume.
-        run: RunId,
-        /// The arguments of `vidtui resume` after the run, as typed.
-        arguments: String,
-    },
-    /// Plan the next stage, started from a checkpoint of this run.
-    PlanNext {
-        /// The job that receives the answer.
-        job: JobId,
-        /// The run that has the checkpoint.
-        run: RunId,
-        /// The step of the checkpoint; `None` for the newest complete one.
-        step: Option<u64>,
-    },
-    /// Plan an action on several nodes, processes or runs, or on a checkpoint; answered by `JobMsg::ActionPlanned` or `Failed`.
-    PlanAction {
-        /// The job that receives the answer.
-        job: JobId,
-        /// The action.
-        request: ActionRequest,
-    },
-    /// Execute an action plan as shown; answered by `JobMsg::Results` as it progresses, then by `Outcome::Acted` or `Failed`.
-    Act {
-        /// The job that receives the answer.
-        job: JobId,
-        /// The plan that was shown.
-        plan: Box<ActionPlan>,
-        /// Proof that the user confirmed the plan.
-        confirmed: Confirmed,
-    },
-    /// Pin a checkpoint, or unpin it; answered by `Outcome::Pinned` or `Failed`.
-    PinCheckpoint {
-        /// The job that receives the answer.
-        job: JobId,
-        /// The run that has the checkpoint.
-        run: RunId,
-        /// The step of the checkpoint.
-        step: u64,
-        /// Whether the checkpoint is pinned afterwards.
-        is_pinned: bool,
-    },
-    /// Find the processes that a kill would signal (`KillHow::Kill`); answered by `JobMsg::KillPlanned` or `Failed`.
-    PlanKill {
-        /// The job that receives the answer.
-        job: JobId,
-        /// The run to kill.
-        run: RunId,
-    },
-    /// Execute a launch or resume plan as shown; answered by `Outcome::Launched` or `Failed`.
-    Launch {
-        /// The job that receives the answer.
-        job: JobId,
-        /// The plan that was shown.
-        plan: Box<LaunchPlan>,
-    },
-    /// Request a run to save a checkpoint and stop (`KillHow::Stop`). Safe, so it needs no dialog.
-    Stop {
-        /// The job that receives the answer.
-        job: JobId,
-        /// The run to stop.
-        run: RunId,
-    },
-    /// Execute a kill plan as shown; answered by `Outcome::Killed` or `Failed`.
-    Kill {
-        /// The job that receives the answer.
-        job: JobId,
-        /// The plan that was shown.
-        plan: Box<RunKill>,
-        /// Proof that the user confirmed the plan.
-        confirmed: Confirmed,
-    },
-    /// Write the stack traces of a run's processes into its folder; answered by `Outcome::Stacks` or `Failed`. Sends no signal.
-    CollectStacks {
-        /// The job that receives the answer.
-        job: JobId,
-        /// The run whose processes are traced.
-        run: RunId,
-    },
-    /// Draw a chart into a file.
-    Export {
-        /// The job that receives the answer.
-        job: JobId,
-        /// The chart to draw.
-        chart: ChartSpec,
-        /// The file; its folder is [`Setup::export_dir`](crate::Setup::export_dir).
-        to: Utf8PathBuf,
-    },
-    /// Draw a comparison of runs into a file.
-    ExportComparison {
-        /// The job that receives the answer.
-        job: JobId,
-        /// The comparison to draw.
-        comparison: ComparisonSpec,
-        /// The file; its folder is [`Setup::export_dir`](crate::Setup::export_dir).
-        to: Utf8PathBuf,
-    },
-    /// Preview a conversion; answered by `JobMsg::ConvertPlanned` or `Failed`.
-    PlanConvert {
-        /// The job that receives the answer.
-        job: JobId,
-        /// The chosen options.
-        options: ConvertOptions,
-    },
-    /// Execute a conversion as shown; answered by `Outcome::Converted`, `Outcome::ConvertStopped` or `Failed`.
-    Convert {
-        /// The job that receives the answer.
-        job: JobId,
-        /// The preview that was shown.
-        preview: Box<ConvertPreview>,
-    },
-    /// Check videos and plan their encode; answered by `LaunchPlanned` or `Failed`.
-    PlanEncode {
-        /// The job that receives the answer.
-        job: JobId,
-        /// The arguments of `vidtui data encode`, as typed.
-        arguments: String,
-    },
-    /// Execute the plan of a launch form as shown, unless its files have changed since; answered by `Outcome::Launched` or
-    /// `Failed`.
-    LaunchDraft {
-        /// The job that receives the answer.
-        job: JobId,
-        /// The draft that was planned.
-        draft: Box<LaunchDraft>,
-        /// A hash of the files that the plan was made from.
-        files: u64,
-        /// The plan that was shown.
-        plan: Box<LaunchPlan>,
-    },
-    /// Read the arguments of a launch; answered by `LaunchRead` or `Failed`.
-    ReadLaunch {
-        /// The job that receives the answer.
-        job: JobId,
-        /// The arguments of `vidtui launch`, as typed.
-        arguments: String,
-    },
-    /// Plan a video from the newest checkpoint of a run; answered by `LaunchPlanned` or `Failed`.
-    PlanSample {
-        /// The job that receives the answer.
-        job: JobId,
-        /// The run whose checkpoint makes the video.
-        run: RunId,
-        /// The prompt with its flags, as typed.
-        prompt: String,
-    },
-    /// Stop a conversion and remove its output.
-    StopConvert {
-        /// The conversion's job.
-        job: JobId,
-    },
-    /// Stop retrying a kill on nodes that do not answer; answered by the kill's job.
-    GiveUpKill {
-        /// The kill's job.
-        job: JobId,
-    },
+    /// Stop a job that can be stopped: a conversion, whose output is removed, or a kill that is retried on nodes that do not answer.
+    /// The job answers.
+    StopJob(JobId),
     /// Open a file with the desktop's program for it; only if [`Setup::has_desktop`](crate::Setup::has_desktop).
     OpenFile(Utf8PathBuf),
     /// Put text on the clipboard (OSC 52).
@@ -194,24 +36,159 @@ pub enum Effect {
         /// The title and the text of the notification; `None` for no notification.
         text: Option<(String, String)>,
     },
+    /// Give the terminal back to the shell until `fg` (Ctrl-Z).
+    Suspend,
+    /// Close the console; runs continue. The shell then prints [`closing_message`](crate::closing_message).
+    Quit,
+}
+
+/// The work of a job.
+#[derive(Debug, Clone)]
+pub enum Request {
+    /// Plan a resume.
+    PlanResume {
+        /// The run to resume.
+        run: RunId,
+        /// The checkpoint, and what is restored from it. The default continues from the newest complete checkpoint.
+        options: ResumeOptions,
+    },
+    /// Plan a resume with typed arguments; answered by `LaunchPlanned` or `Failed`.
+    PlanResumeWith {
+        /// The run to resume.
+        run: RunId,
+        /// The arguments of `vidtui resume` after the run, as typed.
+        arguments: String,
+    },
+    /// Plan the next stage, started from a checkpoint of this run.
+    PlanNext {
+        /// The run that has the checkpoint.
+        run: RunId,
+        /// The step of the checkpoint; `None` for the newest complete one.
+        step: Option<u64>,
+    },
+    /// Plan an action on several nodes, processes or runs, or on a checkpoint; answered by `JobMsg::ActionPlanned` or `Failed`.
+    PlanAction(ActionRequest),
+    /// Execute an action plan as shown; answered by `JobMsg::Results` as it progresses, then by `Outcome::Acted` or `Failed`.
+    Act {
+        /// The plan that was shown.
+        plan: Box<ActionPlan>,
+        /// Proof that the user confirmed the plan.
+        confirmed: Confirmed,
+    },
+    /// Pin a checkpoint, or unpin it; answered by `Outcome::Pinned` or `Failed`.
+    PinCheckpoint {
+        /// The run that has the checkpoint.
+        run: RunId,
+        /// The step of the checkpoint.
+        step: u64,
+        /// Whether the checkpoint is pinned afterwards.
+        is_pinned: bool,
+    },
+    /// Find the processes that a kill would signal (`KillHow::Kill`); answered by `JobMsg::KillPlanned` or `Failed`.
+    PlanKill {
+        /// The run to kill.
+        run: RunId,
+    },
+    /// Execute a launch or resume plan as shown; answered by `Outcome::Launched` or `Failed`.
+    Launch {
+        /// The plan that was shown.
+        plan: Box<LaunchPlan>,
+    },
+    /// Request a run to save a checkpoint and stop (`KillHow::Stop`). Safe, so it needs no dialog.
+    Stop {
+        /// The run to stop.
+        run: RunId,
+    },
+    /// Execute a kill plan as shown; answered by `Outcome::Killed` or `Failed`.
+    Kill {
+        /// The plan that was shown.
+        plan: Box<RunKill>,
+        /// Proof that the user confirmed the plan.
+        confirmed: Confirmed,
+    },
+    /// Write the stack traces of a run's processes into its folder; answered by `Outcome::Stacks` or `Failed`. Sends no signal.
+    CollectStacks {
+        /// The run whose processes are traced.
+        run: RunId,
+    },
+    /// Draw a chart into a file.
+    Export {
+        /// The chart to draw.
+        chart: ChartSpec,
+        /// The file; its folder is [`Setup::export_dir`](crate::Setup::export_dir).
+        to: Utf8PathBuf,
+    },
+    /// Draw a comparison of runs into a file.
+    ExportComparison {
+        /// The comparison to draw.
+        comparison: ComparisonSpec,
+        /// The file; its folder is [`Setup::export_dir`](crate::Setup::export_dir).
+        to: Utf8PathBuf,
+    },
+    /// Preview a conversion; answered by `JobMsg::ConvertPlanned` or `Failed`.
+    PlanConvert {
+        /// The chosen options.
+        options: ConvertOptions,
+    },
+    /// Execute a conversion as shown; answered by `Outcome::Converted`, `Outcome::ConvertStopped` or `Failed`.
+    Convert {
+        /// The preview that was shown.
+        preview: Box<ConvertPreview>,
+    },
+    /// Check videos and plan their encode; answered by `LaunchPlanned` or `Failed`.
+    PlanEncode {
+        /// The arguments of `vidtui data encode`, as typed.
+        arguments: String,
+    },
+    /// Execute the plan of a launch form as shown, unless its files have changed since; answered by `Outcome::Launched` or
+    /// `Failed`.
+    LaunchDraft {
+        /// The draft that was planned.
+        draft: Box<LaunchDraft>,
+        /// A hash of the files that the plan was made from.
+        files: u64,
+        /// The plan that was shown.
+        plan: Box<LaunchPlan>,
+    },
+    /// Read the arguments of a launch; answered by `LaunchRead` or `Failed`.
+    ReadLaunch {
+        /// The arguments of `vidtui launch`, as typed.
+        arguments: String,
+    },
+    /// Plan a video from the newest checkpoint of a run; answered by `LaunchPlanned` or `Failed`.
+    PlanSample {
+        /// The run whose checkpoint makes the video.
+        run: RunId,
+        /// The prompt with its flags, as typed.
+        prompt: String,
+    },
     /// Record that alerts are acknowledged, or snoozed; answered by `Outcome::AlertsMuted` or `Failed`.
     MuteAlerts {
-        /// The job that receives the answer.
-        job: JobId,
         /// The alerts, by run and id; no id for all alerts of the run.
         alerts: Vec<(RunId, Option<String>)>,
         /// The end of the snooze, Unix seconds; `None` to acknowledge.
         until_s: Option<f64>,
     },
     /// Send a test alert to every channel; answered by `Outcome::AlertsTested` or `Failed`.
-    TestAlerts {
-        /// The job that receives the answer.
-        job: JobId,
-    },
-    /// Give the terminal back to the shell until `fg` (Ctrl-Z).
-    Suspend,
-    /// Close the console; runs continue. The shell then prints [`closing_message`](crate::closing_message).
-    Quit,
+    TestAlerts,
+}
+
+impl Request {
+    /// Returns whether the work changes nothing, so that it can be abandoned when the console closes.
+    pub fn is_read_only(&self) -> bool {
+        matches!(
+            self,
+            Self::PlanResume { .. }
+                | Self::PlanResumeWith { .. }
+                | Self::PlanNext { .. }
+                | Self::PlanKill { .. }
+                | Self::PlanAction(_)
+                | Self::PlanConvert { .. }
+                | Self::PlanEncode { .. }
+                | Self::ReadLaunch { .. }
+                | Self::PlanSample { .. }
+        )
+    }
 }
 
 /// Proof that the user confirmed a dialog. Only the dialogs that show a plan can make one.

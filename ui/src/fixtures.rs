@@ -603,7 +603,7 @@ impl Ui {
         ui.press("4 Enter");
         ui.type_in(preview.options.source.as_str());
         let effects = ui.press("Enter");
-        let [Effect::PlanConvert { job, .. }] = effects[..] else { panic!("{effects:?}") };
+        let [Effect::Job { job, request: Request::PlanConvert { .. } }] = effects[..] else { panic!("{effects:?}") };
         ui.model.convert.options = preview.options.clone();
         ui.answer(job, JobMsg::ConvertPlanned(preview));
         ui

@@ -53,7 +53,7 @@ mod tests;
 
 pub use action_plan::{ActionEnd, ActionPlan, ActionRequest, ActionResult, RunPlan, RunVerb};
 pub use bindings::{Action, Binding, Context};
-pub use effect::{ChartSpec, ComparisonSpec, Confirmed, Effect, ImageFormat, PlottedChart, Watch, XAxis};
+pub use effect::{ChartSpec, ComparisonSpec, Confirmed, Effect, ImageFormat, PlottedChart, Request, Watch, XAxis};
 pub use key_map::{KeyChange, KeyError, KeyMap};
 pub use model::{Input, MOST_COMPARED, Model, Notice, Purpose, Screen, Session, Setup, closing_message, context};
 pub use msg::{

@@ -627,17 +627,17 @@ pub enum JobMsg {
     Progress(String),
     /// The job waits before it retries; the line states what for. The user can cancel it.
     Waiting(String),
-    /// Answers [`Effect::PlanResume`](crate::Effect::PlanResume), `PlanNext`, `PlanEncode` and `PlanSample`.
+    /// Answers [`Request::PlanResume`](crate::Request::PlanResume), `PlanNext`, `PlanEncode` and `PlanSample`.
     LaunchPlanned(Box<LaunchPlan>),
-    /// Answers [`Effect::ReadLaunch`](crate::Effect::ReadLaunch): the draft that the typed arguments describe.
+    /// Answers [`Request::ReadLaunch`](crate::Request::ReadLaunch): the draft that the typed arguments describe.
     LaunchRead(Box<LaunchDraft>),
-    /// Answers [`Effect::PlanKill`](crate::Effect::PlanKill).
+    /// Answers [`Request::PlanKill`](crate::Request::PlanKill).
     KillPlanned(Box<RunKill>),
-    /// Answers [`Effect::PlanAction`](crate::Effect::PlanAction).
+    /// Answers [`Request::PlanAction`](crate::Request::PlanAction).
     ActionPlanned(Box<ActionPlan>),
     /// The results of an action so far.
     Results(Vec<ActionResult>),
-    /// Answers [`Effect::PlanConvert`](crate::Effect::PlanConvert).
+    /// Answers [`Request::PlanConvert`](crate::Request::PlanConvert).
     ConvertPlanned(Box<ConvertPreview>),
     /// Progress of a conversion.
     Converting {

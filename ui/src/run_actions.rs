@@ -3,7 +3,7 @@
 use crate::action_plan::{ActionRequest, RunVerb};
 use crate::advice;
 use crate::bindings::Action;
-use crate::effect::Effect;
+use crate::effect::{Effect, Request};
 use crate::jobs::Intent;
 use crate::model::{Input, LogsScreen, Model, Purpose, Screen};
 use crate::msg::RunRow;
@@ -97,7 +97,7 @@ pub fn act_on_marked(model: &mut Model, action: Action) -> Vec<Effect> {
     let runs: Vec<RunId> = model.rows().iter().map(|row| row.run.clone()).filter(|run| marked.contains(run)).collect();
     let what = format!("preparing to {} {}", verb.word(), counted(runs.len(), "run"));
     let job = model.jobs.start(Intent::PlanAction { what });
-    vec![Effect::PlanAction { job, request: ActionRequest::Runs { verb, runs } }]
+    vec![Effect::Job { job, request: Request::PlanAction(ActionRequest::Runs { verb, runs }) }]
 }
 
 /// Opens the text input for the arguments of a resume.
@@ -113,7 +113,7 @@ pub fn resume_with(model: &mut Model, arguments: String) -> Vec<Effect> {
     let Ok(run) = check(model, Action::ResumeWith).map(|row| row.run.clone()) else { return Vec::new() };
     let step = model.row(&run).and_then(|row| row.checkpoint_step).unwrap_or(0);
     let job = model.jobs.start(Intent::PlanResumeFrom { run: run.clone(), step });
-    vec![Effect::PlanResumeWith { job, run, arguments }]
+    vec![Effect::Job { job, request: Request::PlanResumeWith { run, arguments } }]
 }
 
 /// Performs an action on the current run, or shows why it is not possible.
@@ -128,26 +128,26 @@ pub fn act(model: &mut Model, action: Action) -> Vec<Effect> {
     match action {
         Action::Resume => {
             let job = model.jobs.start(Intent::PlanResume(run.clone()));
-            vec![Effect::PlanResume { job, run, options: ResumeOptions::default() }]
+            vec![Effect::Job { job, request: Request::PlanResume { run, options: ResumeOptions::default() } }]
         }
         Action::Stop => {
             let job = model.jobs.start(Intent::Stop(run.clone()));
-            vec![Effect::Stop { job, run }]
+            vec![Effect::Job { job, request: Request::Stop { run } }]
         }
         Action::Kill => match model.jobs.waiting_kill(&run) {
-            Some((job, _)) => vec![Effect::GiveUpKill { job }],
+            Some((job, _)) => vec![Effect::StopJob(job)],
             None => {
                 let job = model.jobs.start(Intent::PlanKill(run.clone()));
-                vec![Effect::PlanKill { job, run }]
+                vec![Effect::Job { job, request: Request::PlanKill { run } }]
             }
         },
         Action::Stacks => {
             let job = model.jobs.start(Intent::Stacks(run.clone()));
-            vec![Effect::CollectStacks { job, run }]
+            vec![Effect::Job { job, request: Request::CollectStacks { run } }]
         }
         Action::NextStage => {
             let job = model.jobs.start(Intent::PlanStage { stage: next.unwrap_or_default() });
-            vec![Effect::PlanNext { job, run, step: None }]
+            vec![Effect::Job { job, request: Request::PlanNext { run, step: None } }]
         }
         Action::Open => {
             model.open_run(run);

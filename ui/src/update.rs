@@ -1,7 +1,7 @@
 //! Applies messages to the model. Nothing else changes the model.
 
 use crate::bindings::{Action, Context};
-use crate::effect::Effect;
+use crate::effect::{Effect, Request};
 use crate::fleet::FleetSource;
 use crate::jobs::Intent;
 use crate::modals::{action, checkpoints, failure, help, kill, launch, palette, panels, results, targets};
@@ -321,7 +321,7 @@ fn on_job(model: &mut Model, job: JobId, what: JobMsg) -> Vec<Effect> {
             let run = plan.run.id.clone();
             model.notify(format!("Resuming {}", launch::in_words(&plan)));
             let job = model.jobs.start(Intent::Launch { run, fresh: false });
-            return vec![Effect::Launch { job, plan }];
+            return vec![Effect::Job { job, request: Request::Launch { plan } }];
         }
         (JobMsg::LaunchPlanned(plan), intent) => {
             let continues = matches!(intent, Intent::PlanResume(_) | Intent::PlanResumeFrom { .. });

@@ -308,7 +308,8 @@ impl Console {
                 }
                 Effect::OpenFile(path) => open_file(path),
                 Effect::Quit => {}
-                other => live.runner.start(other),
+                Effect::Job { job, request } => live.runner.start(job, request),
+                Effect::StopJob(job) => live.runner.stop(job),
             }
         }
         Ok(())

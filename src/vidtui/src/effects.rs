@@ -1,4 +1,4 @@
-//! Executes the effects that the screen requests: each runs as a blocking task that sends its progress and one answer.
+//! Executes the jobs that the screen requests: each runs as a blocking task that sends its progress and one answer.
 
 use crate::args::NodesArgs;
 use crate::chart_export;
@@ -18,15 +18,15 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::task::{JoinSet, spawn_blocking};
-use ui::{Effect, JobId, JobMsg, Msg, Outcome, PlottedChart};
+use ui::{JobId, JobMsg, Msg, Outcome, PlottedChart, Request};
 use units::short_size;
 use weights::{Doing, WriteProgress};
 
-/// Starts effects, and waits for those that must not be interrupted.
+/// Starts jobs, and waits for those that must not be interrupted.
 pub struct Runner {
     workspace: Arc<Workspace>,
     queue: Sender,
-    /// The effects that must not be interrupted, because they change something.
+    /// The jobs that must not be interrupted, because they change something.
     running: JoinSet<()>,
     /// The stop flags of conversions and kills.
     stops: BTreeMap<JobId, Arc<AtomicBool>>,
@@ -40,40 +40,21 @@ impl Runner {
         Self { workspace, queue, running: JoinSet::new(), stops: BTreeMap::new(), kills: Vec::new() }
     }
 
-    /// Starts an effect that belongs to a job, or sets the stop flag of a job. The console handles the other effects itself. Must be
-    /// called within the runtime.
-    pub fn start(&mut self, effect: Effect) {
-        if let Effect::StopConvert { job } | Effect::GiveUpKill { job } = effect {
-            if let Some(stop) = self.stops.remove(&job) {
-                stop.store(true, Ordering::Relaxed);
-            }
-            return;
-        }
-        let Some(job) = job_of(&effect) else { return };
+    /// Starts a job. Must be called within the runtime.
+    pub fn start(&mut self, job: JobId, request: Request) {
         let stop = Arc::new(AtomicBool::new(false));
-        if matches!(effect, Effect::Convert { .. } | Effect::Kill { .. }) {
+        if matches!(request, Request::Convert { .. } | Request::Kill { .. }) {
             self.stops.insert(job, stop.clone());
         }
-        if matches!(effect, Effect::Kill { .. }) {
+        if matches!(request, Request::Kill { .. }) {
             self.kills.push(stop.clone());
         }
-        let is_read_only = matches!(
-            effect,
-            Effect::PlanResume { .. }
-                | Effect::PlanResumeWith { .. }
-                | Effect::PlanNext { .. }
-                | Effect::PlanKill { .. }
-                | Effect::PlanAction { .. }
-                | Effect::PlanConvert { .. }
-                | Effect::PlanEncode { .. }
-                | Effect::ReadLaunch { .. }
-                | Effect::PlanSample { .. }
-        );
+        let is_read_only = request.is_read_only();
         let (workspace, queue) = (self.workspace.clone(), self.queue.clone());
         let answer = move || {
             // After the console has closed, the answer is dropped.
             let send = |what| drop(queue.urgent(Item::Msg(Msg::Job { job, what })));
-            let answer = run(&workspace, effect, &send, &stop);
+            let answer = run(&workspace, request, &send, &stop);
             send(answer.unwrap_or_else(|refusal| JobMsg::Failed(refusal.into_failure())));
         };
         while self.running.try_join_next().is_some() {}
@@ -84,7 +65,14 @@ impl Runner {
         }
     }
 
-    /// Waits for effects in progress. A launch takes about a second, a kill some seconds.
+    /// Requests a conversion or a kill to stop.
+    pub fn stop(&mut self, job: JobId) {
+        if let Some(stop) = self.stops.remove(&job) {
+            stop.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Waits for jobs in progress. A launch takes about a second, a kill some seconds.
     pub async fn finish(mut self) {
         self.kills.iter().for_each(|given_up| given_up.store(true, Ordering::Relaxed));
         while self.running.try_join_next().is_some() {}
@@ -96,49 +84,16 @@ impl Runner {
     }
 }
 
-fn job_of(effect: &Effect) -> Option<JobId> {
-    match effect {
-        Effect::PlanResume { job, .. }
-        | Effect::PlanResumeWith { job, .. }
-        | Effect::PlanNext { job, .. }
-        | Effect::PlanKill { job, .. }
-        | Effect::PlanAction { job, .. }
-        | Effect::Act { job, .. }
-        | Effect::PinCheckpoint { job, .. }
-        | Effect::Launch { job, .. }
-        | Effect::Stop { job, .. }
-        | Effect::Kill { job, .. }
-        | Effect::CollectStacks { job, .. }
-        | Effect::Export { job, .. }
-        | Effect::ExportComparison { job, .. }
-        | Effect::PlanConvert { job, .. }
-        | Effect::PlanEncode { job, .. }
-        | Effect::ReadLaunch { job, .. }
-        | Effect::LaunchDraft { job, .. }
-        | Effect::PlanSample { job, .. }
-        | Effect::MuteAlerts { job, .. }
-        | Effect::TestAlerts { job }
-        | Effect::Convert { job, .. } => Some(*job),
-        Effect::StopConvert { .. }
-        | Effect::GiveUpKill { .. }
-        | Effect::OpenFile(_)
-        | Effect::Copy(_)
-        | Effect::Notify { .. }
-        | Effect::Suspend
-        | Effect::Quit => None,
-    }
-}
-
 fn run(
     at: &Workspace,
-    effect: Effect,
+    request: Request,
     send: &(dyn Fn(JobMsg) + Sync),
     stop: &AtomicBool,
 ) -> Result<JobMsg, CommandError> {
     let progress: &(dyn Fn(String) + Sync) = &|line| send(JobMsg::Progress(line));
-    Ok(match effect {
-        Effect::PlanConvert { options, .. } => JobMsg::ConvertPlanned(Box::new(conversions::preview(&options)?)),
-        Effect::Convert { preview, .. } => {
+    Ok(match request {
+        Request::PlanConvert { options } => JobMsg::ConvertPlanned(Box::new(conversions::preview(&options)?)),
+        Request::Convert { preview } => {
             let moved = |progress: WriteProgress| {
                 let WriteProgress { doing, done, total } = progress;
                 send(match doing {
@@ -153,45 +108,43 @@ fn run(
             };
             JobMsg::Done(conversions::convert(&preview, stop, &moved)?)
         }
-        Effect::PlanEncode { arguments, .. } => {
+        Request::PlanEncode { arguments } => {
             JobMsg::LaunchPlanned(Box::new(encode::plan_typed(at, &arguments, &|line| progress(line))?))
         }
-        Effect::ReadLaunch { arguments, .. } => JobMsg::LaunchRead(Box::new(launch::read_typed(at, &arguments)?)),
-        Effect::PlanSample { run, prompt, .. } => {
-            JobMsg::LaunchPlanned(Box::new(sample::plan_prompt(at, &run, prompt)?))
-        }
-        Effect::PlanResume { run, options, .. } => {
+        Request::ReadLaunch { arguments } => JobMsg::LaunchRead(Box::new(launch::read_typed(at, &arguments)?)),
+        Request::PlanSample { run, prompt } => JobMsg::LaunchPlanned(Box::new(sample::plan_prompt(at, &run, prompt)?)),
+        Request::PlanResume { run, options } => {
             let plan = at.plan_resume(&at.dir(&run), None, &NodesArgs::default(), options, &[])?;
             JobMsg::LaunchPlanned(Box::new(plan))
         }
-        Effect::PlanResumeWith { run, arguments, .. } => {
+        Request::PlanResumeWith { run, arguments } => {
             JobMsg::LaunchPlanned(Box::new(launch::plan_typed_resume(at, &run, &arguments)?))
         }
-        Effect::PlanNext { run, step, .. } => {
+        Request::PlanNext { run, step } => {
             let plan = at.plan_next(&at.dir(&run), step, None, &at.nodes, &[], Fitting::ToNodes)?;
             JobMsg::LaunchPlanned(Box::new(plan))
         }
-        Effect::PlanAction { request, .. } => JobMsg::ActionPlanned(Box::new(at.plan_action(request)?)),
-        Effect::Act { plan, confirmed: _, .. } => {
+        Request::PlanAction(request) => JobMsg::ActionPlanned(Box::new(at.plan_action(request)?)),
+        Request::Act { plan, confirmed: _ } => {
             JobMsg::Done(Outcome::Acted(at.act(&plan, &|results| send(JobMsg::Results(results)))?))
         }
-        Effect::PinCheckpoint { run, step, is_pinned, .. } => {
+        Request::PinCheckpoint { run, step, is_pinned } => {
             at.pin_checkpoint(&at.dir(&run), step, is_pinned)?;
             JobMsg::Done(Outcome::Pinned { step, is_pinned })
         }
-        Effect::PlanKill { run, .. } => JobMsg::KillPlanned(Box::new(at.plan_kill(&at.dir(&run), KillHow::Kill)?)),
-        Effect::LaunchDraft { draft, files, plan, .. } => {
+        Request::PlanKill { run } => JobMsg::KillPlanned(Box::new(at.plan_kill(&at.dir(&run), KillHow::Kill)?)),
+        Request::LaunchDraft { draft, files, plan } => {
             at.check_draft_files(&draft, files)?;
             progress("checking data and disk".into());
             at.launch(&plan, progress)?;
             JobMsg::Done(Outcome::Launched(plan.run.id.clone()))
         }
-        Effect::Launch { plan, .. } => {
+        Request::Launch { plan } => {
             progress("checking data and disk".into());
             at.launch(&plan, progress)?;
             JobMsg::Done(Outcome::Launched(plan.run.id.clone()))
         }
-        Effect::Stop { run, .. } => {
+        Request::Stop { run } => {
             let plan = at.plan_kill(&at.dir(&run), KillHow::Stop)?;
             let callbacks = KillCallbacks { on_wait: &mut |_| {}, progress: &mut |_| {}, is_cancelled: &|| true };
             let report = at.kill(&plan, callbacks)?;
@@ -202,7 +155,7 @@ fn run(
                 Outcome::StopSent(run)
             })
         }
-        Effect::Kill { plan, confirmed: _, .. } => {
+        Request::Kill { plan, confirmed: _ } => {
             let callbacks = KillCallbacks {
                 on_wait: &mut |text| send(JobMsg::Waiting(text)),
                 progress: &mut |step| progress(step.text),
@@ -211,11 +164,11 @@ fn run(
             let report = at.kill(&plan, callbacks)?;
             JobMsg::Done(Outcome::Killed { run: plan.run.clone(), report: report_in_words(&report) })
         }
-        Effect::CollectStacks { run, .. } => {
+        Request::CollectStacks { run } => {
             let stacks = at.stacks(&at.dir(&run))?.nodes;
             JobMsg::Done(Outcome::Stacks { run, report: stacks_in_words(&stacks) })
         }
-        Effect::Export { chart, to, .. } => {
+        Request::Export { chart, to } => {
             let (summary, _) = at.summary(&at.dir(&chart.run))?;
             let measured = curves::read(&summary.dir)?;
             let group = match &chart.chart {
@@ -227,7 +180,7 @@ fn run(
             chart_export::write(&curves::chart(&[group], View::from(&chart), &summary, &measured, &marks), &to)?;
             JobMsg::Done(Outcome::Exported(to))
         }
-        Effect::ExportComparison { comparison, to, .. } => {
+        Request::ExportComparison { comparison, to } => {
             let read = |run| comparison::read(at, &at.dir(run));
             let runs = comparison.runs.iter().map(read).collect::<Result<Vec<_>, _>>()?;
             let has_series = |name: &str| runs.iter().any(|run| run.measured.others().contains(name));
@@ -235,13 +188,13 @@ fn run(
             chart_export::write(&comparison::chart(&[column], View::from(&comparison), &runs), &to)?;
             JobMsg::Done(Outcome::Exported(to))
         }
-        Effect::MuteAlerts { alerts, until_s, .. } => {
+        Request::MuteAlerts { alerts, until_s } => {
             for (run, id) in &alerts {
                 at.dir(run).mute_alerts(Mute::new(now_s(), id.clone(), until_s, at.user()))?;
             }
             JobMsg::Done(Outcome::AlertsMuted)
         }
-        Effect::TestAlerts { .. } => {
+        Request::TestAlerts => {
             let tested = test_alert(&user_settings()?, None, Limits::default().request)?;
             let failed: Vec<String> = tested
                 .iter()
@@ -251,15 +204,6 @@ fn run(
                 return Err(Failure { why: failed.join("; "), ..first.clone() }.into());
             }
             JobMsg::Done(Outcome::AlertsTested(tested.into_iter().map(|(name, _)| name.to_owned()).collect()))
-        }
-        Effect::StopConvert { .. }
-        | Effect::GiveUpKill { .. }
-        | Effect::OpenFile(_)
-        | Effect::Copy(_)
-        | Effect::Notify { .. }
-        | Effect::Suspend
-        | Effect::Quit => {
-            unreachable!("start lets only jobs through")
         }
     })
 }

@@ -3,7 +3,7 @@
 
 use crate::action_plan::{ActionPlan, RunPlan, RunVerb};
 use crate::bindings::{Action, Context};
-use crate::effect::{Confirmed, Effect};
+use crate::effect::{Confirmed, Effect, Request};
 use crate::jobs::Intent;
 use crate::modals::{launch, scrolls};
 use crate::model::{ActionDialog, Modal, Model, ResultsDialog};
@@ -44,7 +44,7 @@ impl ActionDialog {
         if let Some(processes) = &mut model.processes {
             processes.marked.clear();
         }
-        vec![Effect::Act { job, plan: self.plan, confirmed: Confirmed::by_user() }]
+        vec![Effect::Job { job, request: Request::Act { plan: self.plan, confirmed: Confirmed::by_user() } }]
     }
 
     fn lines(&self, model: &Model) -> Vec<Line<'static>> {

@@ -3,7 +3,7 @@
 
 use crate::action_plan::ActionRequest;
 use crate::bindings::{Action, Context};
-use crate::effect::Effect;
+use crate::effect::{Effect, Request};
 use crate::jobs::Intent;
 use crate::layout;
 use crate::model::{CheckpointsDialog, Modal, Model};
@@ -50,13 +50,16 @@ pub fn on_action(model: &mut Model, mut dialog: CheckpointsDialog, action: Actio
         Action::Delete => {
             let what = format!("checking who uses the checkpoint of step {}", units::grouped(step));
             let job = model.jobs.start(Intent::PlanAction { what });
-            return vec![Effect::PlanAction { job, request: ActionRequest::DeleteCheckpoint { run, step } }];
+            return vec![Effect::Job {
+                job,
+                request: Request::PlanAction(ActionRequest::DeleteCheckpoint { run, step }),
+            }];
         }
         Action::Pin => {
             let is_pinned = chosen.complete().is_some_and(|checkpoint| checkpoint.is_pinned);
             model.modal = Some(Modal::Checkpoints(dialog));
             let job = model.jobs.start(Intent::Pin { step });
-            return vec![Effect::PinCheckpoint { job, run, step, is_pinned: !is_pinned }];
+            return vec![Effect::Job { job, request: Request::PinCheckpoint { run, step, is_pinned: !is_pinned } }];
         }
         _ => {
             model.modal = Some(Modal::Checkpoints(dialog));
@@ -70,13 +73,13 @@ pub fn on_action(model: &mut Model, mut dialog: CheckpointsDialog, action: Actio
     }
     let job = model.jobs.start(Intent::PlanResumeFrom { run: run.clone(), step });
     let options = ResumeOptions { step: Some(step), kind, steps: None };
-    vec![Effect::PlanResume { job, run, options }]
+    vec![Effect::Job { job, request: Request::PlanResume { run, options } }]
 }
 
 fn next_stage(model: &mut Model, run: RunId, step: u64) -> Vec<Effect> {
     let next = model.row(&run).and_then(|row| model.next_stage(row)).map(|stage| stage.name.clone());
     let job = model.jobs.start(Intent::PlanStage { stage: next.unwrap_or_else(|| "the next stage".to_owned()) });
-    vec![Effect::PlanNext { job, run, step: Some(step) }]
+    vec![Effect::Job { job, request: Request::PlanNext { run, step: Some(step) } }]
 }
 
 /// Opens the Convert screen with the checkpoint.

@@ -1,7 +1,7 @@
 //! The dialog that confirms the kill of one run. It lists the processes to signal; "No" is the default.
 
 use crate::bindings::{Action, Context};
-use crate::effect::{Confirmed, Effect};
+use crate::effect::{Confirmed, Effect, Request};
 use crate::jobs::Intent;
 use crate::modals::scrolls;
 use crate::model::{KillDialog, Modal, Model};
@@ -38,7 +38,7 @@ impl KillDialog {
     /// Executes the plan. Only this function and the action dialog create `Confirmed`.
     fn accept(self, model: &mut Model) -> Vec<Effect> {
         let job = model.jobs.start(Intent::Kill(self.plan.run.clone()));
-        vec![Effect::Kill { job, plan: self.plan, confirmed: Confirmed::by_user() }]
+        vec![Effect::Job { job, request: Request::Kill { plan: self.plan, confirmed: Confirmed::by_user() } }]
     }
 
     fn processes(&self) -> usize {

@@ -1,7 +1,7 @@
 //! The launch dialog: shows the plan that runs when the user confirms it.
 
 use crate::bindings::{Action, Context};
-use crate::effect::Effect;
+use crate::effect::{Effect, Request};
 use crate::jobs::Intent;
 use crate::modals::scrolls;
 use crate::model::{LaunchDialog, Modal, Model};
@@ -23,7 +23,7 @@ pub fn on_action(model: &mut Model, mut dialog: LaunchDialog, action: Action) ->
         Action::Accept => {
             let run = dialog.plan.run.id.clone();
             let job = model.jobs.start(Intent::Launch { run, fresh: !dialog.resumes });
-            return vec![Effect::Launch { job, plan: dialog.plan }];
+            return vec![Effect::Job { job, request: Request::Launch { plan: dialog.plan } }];
         }
         Action::Cancel => model.notify(if dialog.resumes { "Resume cancelled" } else { "Launch cancelled" }),
         _ => model.modal = Some(Modal::Launch(dialog)),

@@ -1,7 +1,7 @@
 //! The Alerts screen: lists the alerts of all runs, newest first, with the details of the selected one.
 
 use crate::bindings::{Action, Context};
-use crate::effect::Effect;
+use crate::effect::{Effect, Request};
 use crate::jobs::Intent;
 use crate::layout;
 use crate::model::{Model, Screen};
@@ -94,7 +94,7 @@ pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
         Action::Back => model.screen = model.alerts_screen.from.take().unwrap_or(Screen::Runs),
         Action::TestAlerts => {
             let job = model.jobs.start(Intent::TestAlerts);
-            return vec![Effect::TestAlerts { job }];
+            return vec![Effect::Job { job, request: Request::TestAlerts }];
         }
         _ if selected(model).is_none() => model.warn("There is no alert"),
         Action::Open => {
@@ -121,7 +121,7 @@ fn mute(model: &mut Model, action: Action) -> Vec<Effect> {
         _ => (selected(model).map(of).into_iter().collect(), None),
     };
     let job = model.jobs.start(Intent::MuteAlerts);
-    vec![Effect::MuteAlerts { job, alerts, until_s }]
+    vec![Effect::Job { job, request: Request::MuteAlerts { alerts, until_s } }]
 }
 
 fn list_area(model: &Model) -> (Rect, Rect) {

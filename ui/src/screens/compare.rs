@@ -2,7 +2,7 @@
 //! between the recipes.
 
 use crate::bindings::{Action, Context};
-use crate::effect::{ComparisonSpec, Effect, ImageFormat};
+use crate::effect::{ComparisonSpec, Effect, ImageFormat, Request};
 use crate::jobs::Intent;
 use crate::layout;
 use crate::model::{CompareScreen, ComparedRun, MOST_COMPARED, Model, Quantity, Screen, Viewport};
@@ -118,7 +118,7 @@ fn export(model: &mut Model, format: ImageFormat) -> Vec<Effect> {
     let metric = comparison.metric.replace(|c: char| !is_name_char(c) && c != '_', "-");
     let to = model.export_dir.join(format!("{first}-and-{more}-{metric}.{extension}"));
     let job = model.jobs.start(Intent::Export);
-    vec![Effect::ExportComparison { job, comparison, to }]
+    vec![Effect::Job { job, request: Request::ExportComparison { comparison, to } }]
 }
 
 /// The parts of the screen. A part without room has height 0.

@@ -1,7 +1,7 @@
 //! The Convert screen: the options, the preview of every tensor, and the progress of a conversion.
 
 use crate::bindings::{Action, Context};
-use crate::effect::Effect;
+use crate::effect::{Effect, Request};
 use crate::jobs::Intent;
 use crate::layout;
 use crate::model::{Input, Model, Preview, Purpose, Screen, Work};
@@ -83,7 +83,7 @@ fn request_preview(model: &mut Model) -> Vec<Effect> {
     }
     let job = model.jobs.start(Intent::PlanConvert);
     model.convert.preview = Preview::Requested(job);
-    vec![Effect::PlanConvert { job, options }]
+    vec![Effect::Job { job, request: Request::PlanConvert { options } }]
 }
 
 /// Shows a preview, or why there is none. An answer to an earlier request is ignored.
@@ -267,7 +267,7 @@ fn start(model: &mut Model) -> Vec<Effect> {
     let job = model.jobs.start(Intent::Convert(target.clone()));
     let since_s = model.now;
     model.convert.work = Some(Work { job, target, to, done: 0, total: preview.bytes, since_s, stopping: false });
-    vec![Effect::Convert { job, preview }]
+    vec![Effect::Job { job, request: Request::Convert { preview } }]
 }
 
 fn cancel(model: &mut Model) -> Vec<Effect> {
@@ -276,7 +276,7 @@ fn cancel(model: &mut Model) -> Vec<Effect> {
         return Vec::new();
     };
     work.stopping = true;
-    vec![Effect::StopConvert { job: work.job }]
+    vec![Effect::StopJob(work.job)]
 }
 
 /// Returns the areas of the input fields and of the preview.

@@ -3,7 +3,7 @@
 use crate::bindings::Action;
 use crate::completion;
 use crate::draft::{DraftMsg, Fit, LaunchDraft, LaunchTarget, PreflightResult, PreflightRow};
-use crate::effect::Effect;
+use crate::effect::{Effect, Request};
 use crate::fleet::FleetSource;
 use crate::jobs::Intent;
 use crate::layout;
@@ -237,7 +237,7 @@ fn start(model: &mut Model) -> Vec<Effect> {
         return Vec::new();
     }
     let job = model.jobs.start(Intent::Launch { run, fresh: true });
-    vec![Effect::LaunchDraft { job, draft, files, plan }]
+    vec![Effect::Job { job, request: Request::LaunchDraft { draft, files, plan } }]
 }
 
 /// Closes the form when its run has started. After a failed start, plans again, because the run may have left files.

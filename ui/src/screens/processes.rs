@@ -2,7 +2,7 @@
 
 use crate::action_plan::ActionRequest;
 use crate::bindings::{Action, Context};
-use crate::effect::Effect;
+use crate::effect::{Effect, Request};
 use crate::jobs::Intent;
 use crate::layout;
 use crate::model::{Model, ProcessesScreen, Screen};
@@ -70,7 +70,7 @@ fn plan(model: &mut Model, nodes: Vec<NodeId>, scope: KillScope, chosen: Option<
     let what = format!("listing the processes of {}", counted(nodes.len(), "node"));
     let job = model.jobs.start(Intent::PlanAction { what });
     let request = ActionRequest::KillOnNodes { of: model.fleet.of.clone(), nodes, scope, chosen };
-    vec![Effect::PlanAction { job, request }]
+    vec![Effect::Job { job, request: Request::PlanAction(request) }]
 }
 
 /// Stores the processes of a node, and drops the marks of processes that have ended.

@@ -2,7 +2,7 @@
 
 use crate::advice;
 use crate::bindings::{Action, Context};
-use crate::effect::{ChartSpec, Effect, ImageFormat, PlottedChart, XAxis};
+use crate::effect::{ChartSpec, Effect, ImageFormat, PlottedChart, Request, XAxis};
 use crate::goodput_text;
 use crate::jobs::Intent;
 use crate::layout::{self, Panel, RunAreas, RunContent};
@@ -250,7 +250,7 @@ fn export(model: &mut Model, format: ImageFormat) -> Vec<Effect> {
         format,
     };
     let job = model.jobs.start(Intent::Export);
-    vec![Effect::Export { job, chart, to }]
+    vec![Effect::Job { job, request: Request::Export { chart, to } }]
 }
 
 fn advice_lines(model: &Model, run: &RunScreen, width: usize) -> Vec<Line<'static>> {

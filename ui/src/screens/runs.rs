@@ -3,7 +3,7 @@
 
 use crate::advice;
 use crate::bindings::{Action, Context};
-use crate::effect::Effect;
+use crate::effect::{Effect, Request};
 use crate::goodput_text;
 use crate::jobs::Intent;
 use crate::layout;
@@ -83,7 +83,7 @@ pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
 /// Requests the plan of an encode with the arguments that the user typed.
 pub fn encode(model: &mut Model, arguments: String) -> Vec<Effect> {
     let job = model.jobs.start(Intent::PlanStage { stage: "the encode".to_owned() });
-    vec![Effect::PlanEncode { job, arguments }]
+    vec![Effect::Job { job, request: Request::PlanEncode { arguments } }]
 }
 
 fn list_area(model: &Model, rows: usize) -> (Rect, Rect) {

@@ -2,7 +2,7 @@
 //! steps.
 
 use crate::bindings::{Action, Context};
-use crate::effect::Effect;
+use crate::effect::{Effect, Request};
 use crate::jobs::Intent;
 use crate::layout::{self, Panel, cut_top};
 use crate::model::{Input, Model, Purpose, RunScreen, Screen};
@@ -56,7 +56,7 @@ pub fn open_prompt(model: &mut Model) {
 pub fn sample(model: &mut Model, prompt: String) -> Vec<Effect> {
     let Some(run) = model.run.as_ref().map(|run| run.id.clone()) else { return Vec::new() };
     let job = model.jobs.start(Intent::PlanStage { stage: "the video".to_owned() });
-    vec![Effect::PlanSample { job, run, prompt }]
+    vec![Effect::Job { job, request: Request::PlanSample { run, prompt } }]
 }
 
 /// Handles an action.

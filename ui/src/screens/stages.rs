@@ -2,7 +2,7 @@
 
 use crate::bindings::{Action, Context};
 use crate::draft::{Fit, LaunchDraft};
-use crate::effect::Effect;
+use crate::effect::{Effect, Request};
 use crate::jobs::Intent;
 use crate::layout;
 use crate::model::{FailureDialog, Input, Modal, Model, Purpose, Screen};
@@ -177,7 +177,7 @@ pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
 /// Requests the draft that the typed launch arguments describe; the answer opens the launch form.
 pub fn launch_typed(model: &mut Model, arguments: String) -> Vec<Effect> {
     let job = model.jobs.start(Intent::ReadLaunch);
-    vec![Effect::ReadLaunch { job, arguments }]
+    vec![Effect::Job { job, request: Request::ReadLaunch { arguments } }]
 }
 
 fn start(model: &mut Model) -> Vec<Effect> {

@@ -120,7 +120,7 @@ pub(super) fn results() -> Vec<ActionResult> {
 
 fn requested(effects: Vec<Effect>) -> (JobId, ActionRequest) {
     match <[Effect; 1]>::try_from(effects) {
-        Ok([Effect::PlanAction { job, request }]) => (job, request),
+        Ok([Effect::Job { job, request: Request::PlanAction(request) }]) => (job, request),
         other => panic!("{other:?}"),
     }
 }
@@ -203,7 +203,7 @@ fn a_kill_on_marked_nodes_shows_its_plan_and_then_the_result_of_each_node() {
     let shown = Ui { model: ui.model.clone() };
     picture("kill_on_nodes", shown);
     let effects = ui.press("Enter");
-    let [Effect::Act { job, .. }] = effects[..] else { panic!("{effects:?}") };
+    let [Effect::Job { job, request: Request::Act { .. } }] = effects[..] else { panic!("{effects:?}") };
     assert!(ui.model.nodes.marked.is_empty());
     ui.answer(job, JobMsg::Results(vec![ActionResult { end: ActionEnd::Pending, ..results().remove(0) }]));
     insta::assert_snapshot!("kill_on_nodes_in_progress_80x24", ui.screen());
@@ -237,7 +237,7 @@ fn results_that_are_not_verified_are_shown_again_after_the_dialog_was_closed() {
         let (job, _) = requested(ui.press("K"));
         ui.answer(job, JobMsg::ActionPlanned(nodes_kill()));
         let effects = ui.press("Enter");
-        let [Effect::Act { job, .. }] = effects[..] else { panic!("{effects:?}") };
+        let [Effect::Job { job, request: Request::Act { .. } }] = effects[..] else { panic!("{effects:?}") };
         ui.press("Esc");
         assert!(ui.model.modal.is_none());
         ui.answer(job, JobMsg::Done(Outcome::Acted(results)));
@@ -282,7 +282,9 @@ fn a_resume_from_a_checkpoint_restores_what_its_key_names_and_shows_the_plan() {
     for (key, kind) in keys {
         let mut ui = with_checkpoints();
         let effects = ui.press(&format!("j j {key}"));
-        let [Effect::PlanResume { job, run, options }] = &effects[..] else { panic!("{key}: {effects:?}") };
+        let [Effect::Job { job, request: Request::PlanResume { run, options } }] = &effects[..] else {
+            panic!("{key}: {effects:?}")
+        };
         assert_eq!((run, *options), (&stage_1(), ResumeOptions { step: Some(40), kind, steps: None }), "{key}");
         // A checkpoint that the user chose is never resumed without the dialog.
         assert!(ui.answer(*job, JobMsg::LaunchPlanned(resume_plan(vec![]))).is_empty());
@@ -293,14 +295,19 @@ fn a_resume_from_a_checkpoint_restores_what_its_key_names_and_shows_the_plan() {
 #[test]
 fn a_checkpoint_can_start_the_next_stage_be_converted_and_pinned() {
     let effects = with_checkpoints().press("j n");
-    assert!(matches!(&effects[..], [Effect::PlanNext { step: Some(80), .. }]), "{effects:?}");
+    assert!(
+        matches!(&effects[..], [Effect::Job { request: Request::PlanNext { step: Some(80), .. }, .. }]),
+        "{effects:?}"
+    );
     let mut ui = with_checkpoints();
     let effects = ui.press("j x");
-    let [Effect::PlanConvert { options, .. }] = &effects[..] else { panic!("{effects:?}") };
+    let [Effect::Job { request: Request::PlanConvert { options, .. }, .. }] = &effects[..] else {
+        panic!("{effects:?}")
+    };
     assert!(options.source.as_str().ends_with("step-00000080"));
     assert_eq!(ui.model.screen, Screen::Convert);
     let pins = |keys: &str| match with_checkpoints().press(keys)[..] {
-        [Effect::PinCheckpoint { step, is_pinned, .. }] => (step, is_pinned),
+        [Effect::Job { request: Request::PinCheckpoint { step, is_pinned, .. }, .. }] => (step, is_pinned),
         ref other => panic!("{other:?}"),
     };
     assert_eq!((pins("j p"), pins("G p")), ((80, true), (20, false)));
@@ -323,7 +330,7 @@ fn deleting_a_checkpoint_shows_who_started_from_it_and_asks() {
     ui.answer(job, JobMsg::ActionPlanned(Box::new(ActionPlan::DeleteCheckpoint(Box::new(delete)))));
     insta::assert_snapshot!("delete_checkpoint_80x24", ui.screen());
     let effects = ui.press("Enter");
-    let [Effect::Act { job, .. }] = effects[..] else { panic!("{effects:?}") };
+    let [Effect::Job { job, request: Request::Act { .. } }] = effects[..] else { panic!("{effects:?}") };
     let result = ActionResult { subject: "Checkpoint of step 80".into(), end: ActionEnd::Done, text: "deleted".into() };
     ui.answer(job, JobMsg::Done(Outcome::Acted(vec![result])));
     assert!(ui.model.modal.is_none() && ui.model.notice.is_some());
@@ -350,7 +357,7 @@ fn marked_runs_are_resumed_stopped_or_killed_after_one_dialog() {
         ui.answer(job, JobMsg::ActionPlanned(planned(verb, first)));
         insta::assert_snapshot!(format!("{}_marked_runs_80x24", verb.word()), ui.screen());
         let effects = ui.press("Enter");
-        assert!(matches!(&effects[..], [Effect::Act { .. }]), "{effects:?}");
+        assert!(matches!(&effects[..], [Effect::Job { request: Request::Act { .. }, .. }]), "{effects:?}");
         assert!(ui.model.runs_screen.marked.is_empty());
         assert!(ui.model.jobs.busy_with(&stage_1()).is_some() && ui.model.jobs.busy_with(&stage_2()).is_none());
     }

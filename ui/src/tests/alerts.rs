@@ -73,14 +73,14 @@ fn keys_acknowledge_snooze_test_and_open() {
     let mut ui = with_alerts(all());
     ui.press("a");
     let muted = |effects: Vec<Effect>| match &effects[..] {
-        [Effect::MuteAlerts { alerts, until_s, .. }] => (alerts.clone(), *until_s),
+        [Effect::Job { request: Request::MuteAlerts { alerts, until_s, .. }, .. }] => (alerts.clone(), *until_s),
         other => panic!("{other:?}"),
     };
     let id = |id: &str| Some(id.to_owned());
     assert_eq!(muted(ui.press("x")), (vec![(stage_1(), id("3f9c20aa"))], None));
     assert_eq!(muted(ui.press("X")), (vec![(stage_1(), id("3f9c20aa")), (stage_1(), id("77aa00ff"))], None));
     assert_eq!(muted(ui.press("j z")), (vec![(stage_2(), None)], Some(NOW + 7200.0)));
-    assert!(matches!(ui.press("t")[..], [Effect::TestAlerts { .. }]));
+    assert!(matches!(ui.press("t")[..], [Effect::Job { request: Request::TestAlerts, .. }]));
     // The selected alert stays selected when a newer one arrives.
     let newest = alert("00000000", 0.0, AlertKind::Failed, "rank 0 died");
     ui.send(Msg::Alerts([vec![newest], all()].concat()));

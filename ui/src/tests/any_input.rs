@@ -397,7 +397,7 @@ fn every_screen_and_dialog_draws_at_every_small_size() {
     for dialog in plans {
         let mut ui = Ui::with_runs(vec![running(83)]);
         let effects = ui.press("K");
-        let [Effect::PlanKill { job, .. }] = &effects[..] else { panic!("{effects:?}") };
+        let [Effect::Job { job, request: Request::PlanKill { .. } }] = &effects[..] else { panic!("{effects:?}") };
         ui.answer(*job, dialog);
         uis.push(ui);
     }

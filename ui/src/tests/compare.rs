@@ -141,7 +141,9 @@ fn a_series_of_imported_runs_is_compared_by_its_name() {
     assert_eq!(compared(&ui).quantity, model::Quantity::Named("val/psnr".into()));
     assert!(ui.screen().contains("val/psnr"), "{}", ui.screen());
     let effects = ui.press("E");
-    let [Effect::ExportComparison { comparison, to, .. }] = &effects[..] else { panic!("{effects:?}") };
+    let [Effect::Job { request: Request::ExportComparison { comparison, to, .. }, .. }] = &effects[..] else {
+        panic!("{effects:?}")
+    };
     assert_eq!(comparison.metric, "val/psnr");
     assert!(to.as_str().ends_with("-val-psnr.png"), "{to}");
 }
@@ -200,7 +202,9 @@ fn a_comparison_of_the_same_runs_keeps_its_settings() {
 fn a_comparison_is_exported_as_it_is_on_the_screen() {
     let mut ui = Ui::on_compare();
     let effects = ui.press("Tab x S L E");
-    let [Effect::ExportComparison { comparison, to, .. }] = &effects[..] else { panic!("{effects:?}") };
+    let [Effect::Job { request: Request::ExportComparison { comparison, to, .. }, .. }] = &effects[..] else {
+        panic!("{effects:?}")
+    };
     let runs: Vec<rundir::RunId> = compared_runs().into_iter().map(|row| row.run).collect();
     let ComparisonSpec { x, window, log_y, smoothing, .. } = comparison.clone();
     assert_eq!((&comparison.runs, x, window, log_y), (&runs, series::Axis::Time, None, true));

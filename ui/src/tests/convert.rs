@@ -6,7 +6,10 @@ use crate::*;
 
 fn job_of(effects: &[Effect]) -> JobId {
     match effects {
-        [Effect::PlanConvert { job, .. } | Effect::Convert { job, .. }] => *job,
+        [
+            Effect::Job { job, request: Request::PlanConvert { .. } }
+            | Effect::Job { job, request: Request::Convert { .. } },
+        ] => *job,
         other => panic!("{other:?}"),
     }
 }
@@ -32,7 +35,7 @@ fn the_shown_preview_is_the_one_that_is_executed() {
     let shown = convert_preview();
     let mut ui = Ui::on_convert(shown.clone());
     let effects = ui.press("c");
-    let [Effect::Convert { preview, .. }] = &effects[..] else { panic!("{effects:?}") };
+    let [Effect::Job { request: Request::Convert { preview, .. }, .. }] = &effects[..] else { panic!("{effects:?}") };
     assert_eq!(*preview, shown);
     assert!(ui.press("c").is_empty(), "one conversion at a time");
 }
@@ -61,7 +64,7 @@ fn an_existing_target_is_replaced_only_after_a_preview_with_permission() {
     let mut ui = Ui::on_convert(preview.clone());
     insta::assert_snapshot!("convert_with_an_existing_target_80x24", ui.screen());
     let effects = ui.press("r");
-    let [Effect::PlanConvert { job, options }] = &effects[..] else { panic!("{effects:?}") };
+    let [Effect::Job { job, request: Request::PlanConvert { options } }] = &effects[..] else { panic!("{effects:?}") };
     assert!(options.replace);
     assert!(ui.press("c").is_empty(), "the preview is shown first");
     (preview.refusal, preview.options) = (None, options.clone());
@@ -81,7 +84,9 @@ fn the_permission_to_replace_one_folder_does_not_apply_to_another() {
     ui.press("r Down Enter");
     ui.type_in("2");
     let effects = ui.press("Enter");
-    let [Effect::PlanConvert { options, .. }] = &effects[..] else { panic!("{effects:?}") };
+    let [Effect::Job { request: Request::PlanConvert { options, .. }, .. }] = &effects[..] else {
+        panic!("{effects:?}")
+    };
     assert!(options.target.as_str().ends_with("-internal2") && !options.replace);
     assert!(Ui::on_convert(convert_preview()).press("r").is_empty(), "there is no existing conversion");
 }
@@ -92,7 +97,9 @@ fn an_adapter_to_merge_can_be_set_and_removed() {
     ui.press("G Enter");
     ui.type_in("/loras/style");
     let effects = ui.press("Enter");
-    let [Effect::PlanConvert { options, .. }] = &effects[..] else { panic!("{effects:?}") };
+    let [Effect::Job { request: Request::PlanConvert { options, .. }, .. }] = &effects[..] else {
+        panic!("{effects:?}")
+    };
     assert_eq!(options.merge.as_deref().map(|path| path.as_str()), Some("/loras/style"));
     ui.press("Enter");
     "/loras/style".chars().for_each(|_| drop(ui.press("Backspace")));
@@ -105,7 +112,7 @@ fn a_cancelled_conversion_clears_the_screen() {
     let mut ui = Ui::on_convert(convert_preview());
     let job = job_of(&ui.press("c"));
     let effects = ui.press("X");
-    assert!(matches!(effects[..], [Effect::StopConvert { job: stopped }] if stopped == job));
+    assert!(matches!(effects[..], [Effect::StopJob(stopped)] if stopped == job));
     assert!(ui.model.convert.work.as_ref().unwrap().stopping);
     ui.answer(job, JobMsg::Done(Outcome::ConvertStopped("/x".into())));
     assert!(ui.model.convert.work.is_none());

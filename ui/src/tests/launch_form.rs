@@ -86,7 +86,7 @@ pub(super) fn on_form() -> Ui {
     ui.press("5 l");
     ui.type_in("x");
     let effects = ui.press("Enter");
-    let [Effect::ReadLaunch { job, .. }] = effects[..] else { panic!("{effects:?}") };
+    let [Effect::Job { job, request: Request::ReadLaunch { .. } }] = effects[..] else { panic!("{effects:?}") };
     ui.answer(job, JobMsg::LaunchRead(Box::new(form_draft())));
     ui
 }
@@ -157,7 +157,9 @@ fn enter_starts_the_plan_that_is_shown() {
     let mut ui = with_plan();
     answer(&mut ui, all_passed());
     let effects = ui.press("Enter");
-    let [Effect::LaunchDraft { job, draft, files, plan }] = &effects[..] else { panic!("{effects:?}") };
+    let [Effect::Job { job, request: Request::LaunchDraft { draft, files, plan } }] = &effects[..] else {
+        panic!("{effects:?}")
+    };
     assert_eq!((draft.as_ref(), *files, plan), (&form_draft(), 7, &launch_plan(vec![])));
     assert!(ui.press("Enter").is_empty(), "it is started once");
     ui.answer(*job, JobMsg::Done(Outcome::Launched(stage_1())));
@@ -169,7 +171,7 @@ fn enter_before_the_checks_are_complete_starts_when_they_have_passed() {
     let mut ui = with_plan();
     assert!(ui.press("Enter").is_empty());
     let effects = answer(&mut ui, all_passed());
-    assert!(matches!(&effects[..], [Effect::LaunchDraft { .. }]), "{effects:?}");
+    assert!(matches!(&effects[..], [Effect::Job { request: Request::LaunchDraft { .. }, .. }]), "{effects:?}");
 
     let mut ui = with_plan();
     ui.press("Enter");
@@ -180,7 +182,10 @@ fn enter_before_the_checks_are_complete_starts_when_they_have_passed() {
     ui.press("Enter");
     answer(&mut ui, read(&[]));
     answer(&mut ui, planned(launch_plan(vec![])));
-    assert!(matches!(&answer(&mut ui, all_passed())[..], [Effect::LaunchDraft { .. }]), "there was no plan yet");
+    assert!(
+        matches!(&answer(&mut ui, all_passed())[..], [Effect::Job { request: Request::LaunchDraft { .. }, .. }]),
+        "there was no plan yet"
+    );
 
     let mut ui = with_plan();
     ui.press("Enter Esc");
@@ -208,7 +213,7 @@ fn a_failed_check_refuses_the_start_until_it_is_waived_by_name() {
     answer(&mut ui, planned(launch_plan(vec![])));
     let skew = Failure::new(ErrorCode::ClockSkew, "a", "b", "c");
     answer(&mut ui, checked(vec![row("clock", Some("gpu02"), PreflightResult::Waived(skew), true)], true));
-    assert!(matches!(&ui.press("Enter")[..], [Effect::LaunchDraft { .. }]));
+    assert!(matches!(&ui.press("Enter")[..], [Effect::Job { request: Request::LaunchDraft { .. }, .. }]));
     ui.press("w");
     assert!(draft(&ui).waived.is_empty());
 }
@@ -366,7 +371,9 @@ fn weights_that_must_be_converted_lead_to_the_convert_screen() {
     picture("form_convert", Ui { model: ui.model.clone() });
     let effects = ui.press("c");
     assert_eq!((ui.model.screen, &ui.model.convert.options), (Screen::Convert, &options));
-    assert!(matches!(&effects[..], [Effect::PlanConvert { options: previewed, .. }] if *previewed == options));
+    assert!(
+        matches!(&effects[..], [Effect::Job { request: Request::PlanConvert { options: previewed, .. }, .. }] if *previewed == options)
+    );
 }
 
 #[test]
@@ -374,7 +381,7 @@ fn a_failed_start_plans_again() {
     let mut ui = with_plan();
     answer(&mut ui, all_passed());
     let effects = ui.press("Enter");
-    let [Effect::LaunchDraft { job, .. }] = effects[..] else { panic!("{effects:?}") };
+    let [Effect::Job { job, request: Request::LaunchDraft { .. } }] = effects[..] else { panic!("{effects:?}") };
     ui.answer(job, JobMsg::Failed(failure()));
     assert!(ui.model.modal.is_some());
     assert_eq!((draft(&ui).round, ui.model.form.as_ref().unwrap().plan.is_none()), (1, true));

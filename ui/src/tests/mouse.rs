@@ -44,7 +44,7 @@ fn clicks_on_the_header_and_the_key_bar_do_what_their_keys_do() {
         assert_eq!(ui.model.screen, screen);
     }
     click(&mut ui, "1 Runs");
-    assert!(matches!(click(&mut ui, "s stop")[..], [Effect::Stop { .. }]));
+    assert!(matches!(click(&mut ui, "s stop")[..], [Effect::Job { request: Request::Stop { .. }, .. }]));
     let mut ui = Ui::with_runs(vec![running(83)]);
     click(&mut ui, "help");
     assert!(ui.model.modal.is_some());
@@ -54,7 +54,7 @@ fn clicks_on_the_header_and_the_key_bar_do_what_their_keys_do() {
 fn dialogs_are_not_answered_by_clicks() {
     let mut ui = Ui::with_runs(vec![running(83)]);
     let effects = ui.press("K");
-    let [Effect::PlanKill { job, .. }] = &effects[..] else { panic!("{effects:?}") };
+    let [Effect::Job { job, request: Request::PlanKill { .. } }] = &effects[..] else { panic!("{effects:?}") };
     ui.answer(*job, JobMsg::KillPlanned(kill_plan()));
     let before = ui.screen();
     for row in 0..24 {
@@ -179,7 +179,9 @@ fn a_click_on_a_key_that_a_notice_hides_does_nothing() {
     let mut ui = Ui::on_run(running(83));
     ui.resize(80, 6);
     let row = 5;
-    let stops = |effects: Vec<Effect>| effects.iter().any(|effect| matches!(effect, Effect::Stop { .. }));
+    let stops = |effects: Vec<Effect>| {
+        effects.iter().any(|effect| matches!(effect, Effect::Job { request: Request::Stop { .. }, .. }))
+    };
     let stop = (0..80).find(|column| {
         let mut probe = Ui::on_run(running(83));
         probe.resize(80, 6);
@@ -210,7 +212,7 @@ fn clicks_in_the_launch_form_select_and_edit_and_never_start_the_run() {
     assert_eq!((form.focus, form.check.clone()), (FormPanel::Checks, Some(("mesh".to_owned(), None))));
     assert!(click(&mut ui, "Enter start").is_empty());
     assert!(!ui.model.form.as_ref().unwrap().is_armed && ui.model.notice.is_some());
-    assert!(matches!(ui.press("Enter")[..], [Effect::LaunchDraft { .. }]));
+    assert!(matches!(ui.press("Enter")[..], [Effect::Job { request: Request::LaunchDraft { .. }, .. }]));
 }
 
 #[test]
@@ -270,7 +272,10 @@ fn a_click_selects_a_field_of_a_conversion_and_a_second_one_edits_it() {
     let mut ui = Ui::on_convert(convert_preview());
     assert!(click(&mut ui, "layers").is_empty());
     assert_eq!(ui.model.convert.field, 3);
-    assert!(matches!(click(&mut ui, "layers")[..], [Effect::PlanConvert { .. }]), "the next option");
+    assert!(
+        matches!(click(&mut ui, "layers")[..], [Effect::Job { request: Request::PlanConvert { .. }, .. }]),
+        "the next option"
+    );
     click(&mut ui, "merge");
     assert!(ui.model.input.is_none());
     click(&mut ui, "merge");

@@ -68,7 +68,7 @@ fn the_list_of_actions_cannot_answer_a_dialog_that_asks() {
     }
     let mut ui = Ui::on_run(running(83));
     let effects = ui.press("K");
-    let [Effect::PlanKill { job, .. }] = effects[..] else { panic!("{effects:?}") };
+    let [Effect::Job { job, request: Request::PlanKill { .. } }] = effects[..] else { panic!("{effects:?}") };
     ui.answer(job, JobMsg::KillPlanned(kill_plan()));
     assert!(ui.press(":").is_empty() && matches!(ui.model.modal, Some(Modal::Kill(_))));
     ui.press("Esc :");
@@ -88,7 +88,10 @@ fn a_dialog_that_lists_entries_lists_its_actions_and_stays_open() {
     ui.press(":");
     ui.type_in("unpin");
     let effects = ui.press("Enter");
-    assert!(matches!(effects[..], [Effect::PinCheckpoint { step: 80, is_pinned: true, .. }]), "{effects:?}");
+    assert!(
+        matches!(effects[..], [Effect::Job { request: Request::PinCheckpoint { step: 80, is_pinned: true, .. }, .. }]),
+        "{effects:?}"
+    );
     assert!(matches!(ui.model.modal, Some(Modal::Checkpoints(_))));
     // An action of the screen behind the dialog closes the dialog.
     ui.press(":");
@@ -177,7 +180,7 @@ fn a_dangerous_action_still_asks() {
     ui.press(":");
     ui.type_in("kill");
     let effects = ui.press("Enter");
-    assert!(matches!(effects[..], [Effect::PlanKill { .. }]), "{effects:?}");
+    assert!(matches!(effects[..], [Effect::Job { request: Request::PlanKill { .. }, .. }]), "{effects:?}");
 }
 
 #[test]

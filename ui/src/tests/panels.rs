@@ -135,7 +135,7 @@ fn a_series_of_an_imported_run_is_a_panel_and_is_exported_by_its_name() {
     assert_eq!(ui.model.run.as_ref().unwrap().focus, Panel::Named(0));
     assert!(ui.screen().contains("val/psnr"), "{}", ui.screen());
     let effects = ui.press("e");
-    let [Effect::Export { chart, to, .. }] = &effects[..] else { panic!("{effects:?}") };
+    let [Effect::Job { request: Request::Export { chart, to, .. }, .. }] = &effects[..] else { panic!("{effects:?}") };
     assert_eq!(chart.chart, PlottedChart::Named("val/psnr".into()));
     assert_eq!(to.as_str(), "/home/ada/vidtui/demo-2s-k7f2-val-psnr.svg");
 }

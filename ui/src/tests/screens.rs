@@ -132,7 +132,7 @@ fn convert_that_replaces_an_earlier_one() {
 fn convert_at_work() {
     let mut ui = Ui::on_convert(convert_preview());
     let effects = ui.press("c");
-    let [Effect::Convert { job, .. }] = effects[..] else { panic!("{effects:?}") };
+    let [Effect::Job { job, request: Request::Convert { .. } }] = effects[..] else { panic!("{effects:?}") };
     ui.send(Msg::Tick(NOW + 20.0));
     ui.answer(job, JobMsg::Converting { done: 6_100_000_000, total: 14_460_357_696 });
     picture("convert_at_work", ui);
@@ -142,7 +142,7 @@ fn convert_at_work() {
 fn convert_that_is_done() {
     let mut ui = Ui::on_convert(convert_preview());
     let effects = ui.press("c");
-    let [Effect::Convert { job, .. }] = effects[..] else { panic!("{effects:?}") };
+    let [Effect::Job { job, request: Request::Convert { .. } }] = effects[..] else { panic!("{effects:?}") };
     ui.answer(job, JobMsg::Done(Outcome::Converted(convert_preview().options.target)));
     picture("convert_done", ui);
 }

@@ -25,7 +25,7 @@ fn changed_keys_work_and_are_shown_by_the_bar_the_help_and_the_list_of_actions()
         (None, Action::Help, "F1"),
     ]);
     insta::assert_snapshot!("runs_with_changed_keys_80x24", ui.screen());
-    assert!(matches!(ui.press("F9")[..], [Effect::Stop { .. }]));
+    assert!(matches!(ui.press("F9")[..], [Effect::Job { request: Request::Stop { .. }, .. }]));
     assert!(ui.press("s").is_empty());
     ui.press("F1 j j j j");
     insta::assert_snapshot!("help_with_changed_keys_80x24", ui.screen());

@@ -19,7 +19,7 @@ fn killing_asks_first_and_only_a_yes_kills() {
     for answers in ["Enter", "n", "Esc", "q", "Tab Tab Enter", "x Enter"] {
         let mut ui = Ui::with_runs(vec![running(83)]);
         let planned = ui.press("K");
-        let [Effect::PlanKill { job, run }] = &planned[..] else { panic!("{planned:?}") };
+        let [Effect::Job { job, request: Request::PlanKill { run } }] = &planned[..] else { panic!("{planned:?}") };
         assert_eq!(*run, stage_1());
         assert!(ui.answer(*job, JobMsg::KillPlanned(kill_plan())).is_empty());
         assert!(ui.press(answers).is_empty(), "{answers} killed");
@@ -28,10 +28,13 @@ fn killing_asks_first_and_only_a_yes_kills() {
     for answers in ["y", "Tab Enter", "Right Enter"] {
         let mut ui = Ui::with_runs(vec![running(83)]);
         let planned = ui.press("K");
-        let [Effect::PlanKill { job, .. }] = &planned[..] else { panic!("{planned:?}") };
+        let [Effect::Job { job, request: Request::PlanKill { .. } }] = &planned[..] else { panic!("{planned:?}") };
         ui.answer(*job, JobMsg::KillPlanned(kill_plan()));
         let effects = ui.press(answers);
-        assert!(matches!(&effects[..], [Effect::Kill { plan, .. }] if *plan == kill_plan()), "{answers}: {effects:?}");
+        assert!(
+            matches!(&effects[..], [Effect::Job { request: Request::Kill { plan, .. }, .. }] if *plan == kill_plan()),
+            "{answers}: {effects:?}"
+        );
     }
 }
 
@@ -39,10 +42,10 @@ fn killing_asks_first_and_only_a_yes_kills() {
 fn a_kill_that_waits_for_nodes_is_cancelled_with_the_same_key() {
     let mut ui = Ui::with_runs(vec![running(83)]);
     let planned = ui.press("K");
-    let [Effect::PlanKill { job, .. }] = &planned[..] else { panic!("{planned:?}") };
+    let [Effect::Job { job, request: Request::PlanKill { .. } }] = &planned[..] else { panic!("{planned:?}") };
     ui.answer(*job, JobMsg::KillPlanned(kill_plan()));
     let effects = ui.press("y");
-    let [Effect::Kill { job, .. }] = &effects[..] else { panic!("{effects:?}") };
+    let [Effect::Job { job, request: Request::Kill { .. } }] = &effects[..] else { panic!("{effects:?}") };
     ui.answer(*job, JobMsg::Progress("TERM sent to 3 processes: 1, 2, 3".into()));
     assert!(ui.press("K").is_empty(), "a kill in progress is not interrupted");
     ui.answer(*job, JobMsg::Waiting("ml-[2-3] do not answer, next try in 4 s".into()));
@@ -58,17 +61,20 @@ fn a_kill_that_waits_for_nodes_is_cancelled_with_the_same_key() {
     }
     insta::assert_snapshot!("kill_waiting_for_nodes_refuses_a_stop_80x24", ui.screen());
     let effects = ui.press("K");
-    assert!(matches!(&effects[..], [Effect::GiveUpKill { job: cancelled }] if cancelled == job), "{effects:?}");
+    assert!(matches!(&effects[..], [Effect::StopJob(cancelled)] if cancelled == job), "{effects:?}");
 }
 
 #[test]
 fn resume_is_one_key() {
     let mut ui = Ui::with_runs(vec![stopped()]);
     let effects = ui.press("r");
-    let [Effect::PlanResume { job, run, .. }] = &effects[..] else { panic!("{effects:?}") };
+    let [Effect::Job { job, request: Request::PlanResume { run, .. } }] = &effects[..] else { panic!("{effects:?}") };
     assert_eq!(*run, stage_1());
     let effects = ui.answer(*job, JobMsg::LaunchPlanned(resume_plan(vec![])));
-    assert!(matches!(&effects[..], [Effect::Launch { plan, .. }] if *plan == resume_plan(vec![])), "{effects:?}");
+    assert!(
+        matches!(&effects[..], [Effect::Job { request: Request::Launch { plan, .. }, .. }] if *plan == resume_plan(vec![])),
+        "{effects:?}"
+    );
     assert!(ui.model.modal.is_none());
 }
 
@@ -76,11 +82,11 @@ fn resume_is_one_key() {
 fn a_resume_with_warnings_asks() {
     let mut ui = Ui::with_runs(vec![stopped()]);
     let effects = ui.press("r");
-    let [Effect::PlanResume { job, .. }] = &effects[..] else { panic!("{effects:?}") };
+    let [Effect::Job { job, request: Request::PlanResume { .. } }] = &effects[..] else { panic!("{effects:?}") };
     let plan = resume_plan(vec!["the data changed since the checkpoint".into()]);
     assert!(ui.answer(*job, JobMsg::LaunchPlanned(plan)).is_empty());
     assert!(matches!(ui.model.modal, Some(Modal::Launch(_))));
-    assert!(matches!(&ui.press("Enter")[..], [Effect::Launch { .. }]));
+    assert!(matches!(&ui.press("Enter")[..], [Effect::Job { request: Request::Launch { .. }, .. }]));
 }
 
 #[test]
@@ -115,7 +121,7 @@ fn a_run_without_processes_shows_how_long_it_still_counts_as_starting() {
 fn stopping_needs_no_dialog() {
     let mut ui = Ui::on_run(running(83));
     let effects = ui.press("s");
-    let [Effect::Stop { job, run }] = &effects[..] else { panic!("{effects:?}") };
+    let [Effect::Job { job, request: Request::Stop { run } }] = &effects[..] else { panic!("{effects:?}") };
     assert_eq!(*run, stage_1());
     ui.answer(*job, JobMsg::Done(Outcome::StopSent(stage_1())));
     assert!(ui.model.modal.is_none());
@@ -146,11 +152,13 @@ fn impossible_actions_are_refused_with_a_reason() {
 fn the_next_stage_starts_from_the_finished_run() {
     let mut ui = Ui::on_run(finished());
     let effects = ui.press("n");
-    let [Effect::PlanNext { job, run, step: None }] = &effects[..] else { panic!("{effects:?}") };
+    let [Effect::Job { job, request: Request::PlanNext { run, step: None } }] = &effects[..] else {
+        panic!("{effects:?}")
+    };
     assert_eq!(*run, stage_1());
     ui.answer(*job, JobMsg::LaunchPlanned(launch_plan(vec![])));
     let effects = ui.press("Enter");
-    let [Effect::Launch { job, .. }] = &effects[..] else { panic!("{effects:?}") };
+    let [Effect::Job { job, request: Request::Launch { .. } }] = &effects[..] else { panic!("{effects:?}") };
     ui.answer(*job, JobMsg::Done(Outcome::Launched(stage_2())));
     assert_eq!(watches(&ui.model).last(), Some(&Watch::Run(stage_2())));
 }
@@ -229,7 +237,7 @@ fn export_requests_the_focused_chart_as_it_is_shown() {
     let mut ui = Ui::on_run(running(83));
     ui.press("Tab Tab L S x +");
     let effects = ui.press("E");
-    let [Effect::Export { chart, to, .. }] = &effects[..] else { panic!("{effects:?}") };
+    let [Effect::Job { request: Request::Export { chart, to, .. }, .. }] = &effects[..] else { panic!("{effects:?}") };
     assert_eq!(to, "/home/ada/vidtui/demo-2s-k7f2-gradient-norm.png");
     assert_eq!(
         (&chart.chart, chart.x, chart.log_y, chart.format),
@@ -297,7 +305,7 @@ fn the_selection_stays_on_its_run_when_a_newer_one_appears() {
 fn a_failed_job_opens_the_error_dialog() {
     let mut ui = Ui::with_runs(vec![stopped()]);
     let effects = ui.press("r");
-    let [Effect::PlanResume { job, .. }] = &effects[..] else { panic!("{effects:?}") };
+    let [Effect::Job { job, request: Request::PlanResume { .. } }] = &effects[..] else { panic!("{effects:?}") };
     ui.answer(*job, JobMsg::Failed(failure()));
     let Some(Modal::Failure(dialog)) = &ui.model.modal else { panic!("{:?}", ui.model.modal) };
     assert_eq!(dialog.failure, failure());
@@ -411,14 +419,14 @@ fn arguments_of_a_launch_are_typed_on_the_stages_screen_and_kept_for_correction(
     ui.press("Backspace");
     ui.type_in("latest");
     let effects = ui.press("Enter");
-    let [Effect::ReadLaunch { job, arguments }] = &effects[..] else { panic!("{effects:?}") };
+    let [Effect::Job { job, request: Request::ReadLaunch { arguments } }] = &effects[..] else { panic!("{effects:?}") };
     assert_eq!(arguments, "mine.toml --init latest");
     ui.answer(*job, JobMsg::Failed(rundir::Failure::new(rundir::ErrorCode::NotFound, "a", "b", "c")));
     ui.press("Enter l Home Delete");
     ui.type_in("w");
     insta::assert_snapshot!("launch_input_again_80x24", ui.screen());
     let effects = ui.press("Enter");
-    let [Effect::ReadLaunch { job, arguments }] = &effects[..] else { panic!("{effects:?}") };
+    let [Effect::Job { job, request: Request::ReadLaunch { arguments } }] = &effects[..] else { panic!("{effects:?}") };
     assert_eq!(arguments, "wine.toml --init latest");
     let draft = draft::LaunchDraft { recipe: "wine.toml".into(), init: Some("latest".into()), ..Default::default() };
     ui.answer(*job, JobMsg::LaunchRead(Box::new(draft.clone())));

@@ -25,7 +25,9 @@ pub enum Align {
 pub struct Column<K> {
     /// What the column shows.
     pub of: K,
-    title: Span<'static>,
+    title: String,
+    /// The style of the title; `None` for that of other headings.
+    style: Option<Style>,
     align: Align,
     /// The width; `None` for a last column whose texts end where they end.
     width: Option<usize>,
@@ -33,19 +35,18 @@ pub struct Column<K> {
 
 impl<K> Column<K> {
     /// Makes a column of this width.
-    pub fn new(of: K, title: impl Into<Span<'static>>, align: Align, width: usize) -> Self {
-        Self { of, title: title.into(), align, width: Some(width) }
+    pub fn new(of: K, title: impl Into<String>, align: Align, width: usize) -> Self {
+        Self { of, title: title.into(), style: None, align, width: Some(width) }
     }
 
     /// Makes a last column, whose texts are as long as they are. The row is cut at the end of the area.
-    pub fn rest(of: K, title: impl Into<Span<'static>>) -> Self {
-        Self { of, title: title.into(), align: Align::Left, width: None }
+    pub fn rest(of: K, title: impl Into<String>) -> Self {
+        Self { of, title: title.into(), style: None, align: Align::Left, width: None }
     }
 
     /// Sets the style of the title.
-    pub fn styled(mut self, style: Style) -> Self {
-        self.title.style = style;
-        self
+    pub fn styled(self, style: Style) -> Self {
+        Self { style: Some(style), ..self }
     }
 
     /// Returns the width; 0 for a last column without a width.
@@ -138,7 +139,7 @@ impl<K> Table<K> {
     /// Returns the line of the titles after `margin` blank cells. Columns without a title at the end leave their room to the
     /// title before them.
     pub fn heading(&self, model: &Model, margin: usize) -> Line<'static> {
-        let titled = self.columns.iter().rposition(|column| !column.title.content.is_empty()).map_or(0, |at| at + 1);
+        let titled = self.columns.iter().rposition(|column| !column.title.is_empty()).map_or(0, |at| at + 1);
         let mut spans = vec![Span::raw(" ".repeat(margin))];
         let mut start = 0;
         for (at, column) in self.columns[..titled].iter().enumerate() {
@@ -147,8 +148,8 @@ impl<K> Table<K> {
                 Some(width) => width.max(self.width.saturating_sub(start)),
                 None => usize::MAX,
             };
-            let title = text::fit(&column.title.content, room, model.symbols.ellipsis);
-            let style = if column.title.style == Style::new() { model.theme.faint } else { column.title.style };
+            let title = text::fit(&column.title, room, model.symbols.ellipsis);
+            let style = column.style.unwrap_or(model.theme.faint);
             let gap = if at > 0 { GAP } else { 0 };
             spans.push(Span::styled(format!("{:gap$}{}", "", padded(&title, column.width(), column.align)), style));
             start += column.width() + GAP;
