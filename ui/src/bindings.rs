@@ -1,6 +1,10 @@
 //! The tables of the default keys, which dispatch, the key bar and the help dialog share. [`KeyMap`](crate::KeyMap) has the
 //! changes of the user.
 
+mod condition;
+
+pub use condition::Condition;
+
 use crate::msg::{Key, KeyCode};
 use serde::{Deserialize, Serialize};
 
@@ -163,119 +167,6 @@ pub struct Binding {
     pub labels: &'static [(Condition, &'static str)],
 }
 
-/// When a key applies: a statement about the state of the console, which `conditions` evaluates.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Condition {
-    /// Always.
-    Always,
-    /// At least one of these conditions holds.
-    Any(&'static [Condition]),
-    /// All of these conditions hold.
-    All(&'static [Condition]),
-    /// There is a run to which keys apply.
-    RunChosen,
-    /// The action is possible for that run now.
-    RunAllows,
-    /// That run may hang, and its stack traces can be written.
-    RunMayHang,
-    /// That run has finished, and the action is possible for it.
-    RunFinished,
-    /// That run trains.
-    RunTrains,
-    /// That run encodes.
-    RunEncodes,
-    /// A checkpoint of that run can make a video.
-    RunSamples,
-    /// Runs are marked.
-    RunsMarked,
-    /// Several runs are marked.
-    SeveralRunsMarked,
-    /// Several runs pass the filter.
-    SeveralRunsListed,
-    /// There are several runs.
-    SeveralRuns,
-    /// There are several recipes.
-    SeveralRecipes,
-    /// The recipe of the open run is known, and its panel does not have the focus.
-    RecipeHidden,
-    /// The open run has several ranks, and their panel does not have the focus.
-    RanksHidden,
-    /// A chart of the open run fills the screen.
-    ChartEnlarged,
-    /// Any panel of the open run fills the screen.
-    PanelEnlarged,
-    /// A chart of the open run has the focus and shows samples.
-    ChartFocused,
-    /// The selected event of the open run is in a log.
-    EventInLog,
-    /// The open run has sampled videos.
-    VideosSampled,
-    /// The open run has samples of several prompts.
-    SeveralPrompts,
-    /// The videos are paused.
-    VideosPaused,
-    /// The comparison shows charts, not recipes.
-    ChartsCompared,
-    /// The selected stage can start.
-    StageStartable,
-    /// The selected stage has a run.
-    StageHasRun,
-    /// The launch form overrides keys of the recipe.
-    KeysOverridden,
-    /// The launch form lists several nodes.
-    SeveralTargetNodes,
-    /// The launch form has several targets to choose from.
-    SeveralTargets,
-    /// A check of the launch form can be waived.
-    CheckWaivable,
-    /// The weights of the launch form need a conversion.
-    WeightsUnconverted,
-    /// The launch form starts ranks on this machine.
-    TargetLocal,
-    /// The conversion can start.
-    ConversionReady,
-    /// A conversion runs.
-    ConversionRuns,
-    /// An alert is selected.
-    AlertChosen,
-    /// The selected alert needs an acknowledgement.
-    AlertUnanswered,
-    /// Several alerts are open.
-    SeveralAlertsOpen,
-    /// The log is searched.
-    LogSearched,
-    /// The log shows one rank.
-    LogOfOneRank,
-    /// The log shows all ranks.
-    LogOfAllRanks,
-    /// The log has an error.
-    LogHasError,
-    /// The open run has several ranks.
-    SeveralRanks,
-    /// A node is selected.
-    NodeChosen,
-    /// A node is open.
-    NodeOpen,
-    /// The selected node has sent a sample.
-    NodeSampled,
-    /// Several nodes are watched.
-    SeveralNodes,
-    /// A watched node has GPUs.
-    GpusWatched,
-    /// The order of the nodes has a direction.
-    OrderReversible,
-    /// Processes are listed.
-    ProcessesListed,
-    /// The open text input takes the arguments of a launch.
-    InputLaunches,
-    /// The open text input takes text from which a plan is made.
-    InputPlans,
-    /// The open text input takes effect while the user types.
-    InputLive,
-    /// The open text input takes the override of a key.
-    InputOverrides,
-}
-
 impl Binding {
     /// Sets when the action is possible.
     const fn when(self, when: Condition) -> Self {
@@ -293,34 +184,103 @@ impl Binding {
     }
 }
 
-/// The screen or dialog that receives key presses.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[allow(missing_docs, reason = "one per screen and dialog")]
-pub enum Context {
-    Runs,
-    Run,
-    Compare,
-    Stages,
-    Recipes,
-    Launch,
-    Logs,
-    Samples,
-    Nodes,
-    Node,
-    Processes,
-    Convert,
-    Alerts,
-    Help,
-    Palette,
-    LaunchDialog,
-    KillDialog,
-    ActionDialog,
-    ResultsDialog,
-    CheckpointsDialog,
-    TargetsDialog,
-    PanelsDialog,
-    FailureDialog,
-    Input,
+/// Declares the screens and dialogs, each with the heading of its section on the help screen, and its key table with the most useful
+/// binding first.
+macro_rules! contexts {
+    (
+        screens { $($(#[$default:meta])* $screen:ident: $screen_title:literal, $screen_table:ident;)* }
+        dialogs { $($dialog:ident: $dialog_title:literal, $dialog_table:ident;)* }
+    ) => {
+        /// The screen that fills the terminal.
+        #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+        #[serde(rename_all = "snake_case")]
+        #[allow(missing_docs, reason = "one per file in screens/")]
+        pub enum Screen {
+            $($(#[$default])* $screen,)*
+        }
+
+        /// The screen or dialog that receives key presses.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+        #[allow(missing_docs, reason = "one per screen and dialog")]
+        pub enum Context {
+            $($screen,)*
+            $($dialog,)*
+        }
+
+        impl Screen {
+            /// All screens.
+            pub const ALL: [Self; [$(Screen::$screen),*].len()] = [$(Self::$screen),*];
+
+            /// Returns the key table of the screen.
+            pub fn context(self) -> Context {
+                match self {
+                    $(Self::$screen => Context::$screen,)*
+                }
+            }
+        }
+
+        impl Context {
+            /// All contexts, screens first.
+            pub const ALL: [Self; [$(Context::$screen,)* $(Context::$dialog),*].len()] =
+                [$(Self::$screen,)* $(Self::$dialog),*];
+
+            /// Returns the screen; `None` for a dialog.
+            pub fn screen(self) -> Option<Screen> {
+                match self {
+                    $(Self::$screen => Some(Screen::$screen),)*
+                    $(Self::$dialog => None,)*
+                }
+            }
+
+            /// Returns the heading of the context's section on the help screen.
+            pub fn title(self) -> &'static str {
+                match self {
+                    $(Self::$screen => $screen_title,)*
+                    $(Self::$dialog => $dialog_title,)*
+                }
+            }
+
+            /// Returns the bindings of this context alone, the most useful first.
+            pub fn bindings(self) -> &'static [Binding] {
+                match self {
+                    $(Self::$screen => $screen_table,)*
+                    $(Self::$dialog => $dialog_table,)*
+                }
+            }
+        }
+    };
+}
+
+contexts! {
+    screens {
+        #[default]
+        Runs: "Runs", RUNS;
+        Run: "Run", RUN;
+        Compare: "Compare", COMPARE;
+        Stages: "Stages", STAGES;
+        Recipes: "Recipes", RECIPES;
+        Launch: "Launch form", FORM;
+        Logs: "Logs", LOGS;
+        Samples: "Samples", SAMPLES;
+        Nodes: "Nodes", NODES;
+        Node: "Node", NODE;
+        Processes: "Processes", PROCESSES;
+        Convert: "Convert", CONVERT;
+        Alerts: "Alerts", ALERTS;
+    }
+    dialogs {
+        LaunchDialog: "Launch dialog", LAUNCH;
+        KillDialog: "Kill dialog", KILL;
+        ActionDialog: "Plan dialog", ACTION;
+        ResultsDialog: "Results dialog", RESULTS;
+        CheckpointsDialog: "Checkpoints dialog", CHECKPOINTS;
+        TargetsDialog: "Targets dialog", TARGETS;
+        PanelsDialog: "Panels dialog", PANELS;
+        FailureDialog: "Error dialog", FAILURE;
+        Palette: "Actions", PALETTE;
+        Input: "Text input", INPUT;
+        Help: "Help", HELP;
+    }
 }
 
 impl Action {
@@ -375,117 +335,14 @@ impl Action {
 }
 
 impl Context {
-    /// All contexts, screens first.
-    pub const ALL: [Self; 24] = [
-        Self::Runs,
-        Self::Run,
-        Self::Compare,
-        Self::Stages,
-        Self::Recipes,
-        Self::Launch,
-        Self::Logs,
-        Self::Samples,
-        Self::Nodes,
-        Self::Node,
-        Self::Processes,
-        Self::Convert,
-        Self::Alerts,
-        Self::LaunchDialog,
-        Self::KillDialog,
-        Self::ActionDialog,
-        Self::ResultsDialog,
-        Self::CheckpointsDialog,
-        Self::TargetsDialog,
-        Self::PanelsDialog,
-        Self::FailureDialog,
-        Self::Palette,
-        Self::Input,
-        Self::Help,
-    ];
-
     /// Returns whether the context is a screen, not a dialog.
     pub fn is_screen(self) -> bool {
-        self.global().len() == SCREENS.len()
-    }
-
-    /// Returns the heading of the context's section on the help screen.
-    pub fn title(self) -> &'static str {
-        match self {
-            Self::Runs => "Runs",
-            Self::Run => "Run",
-            Self::Compare => "Compare",
-            Self::Stages => "Stages",
-            Self::Recipes => "Recipes",
-            Self::Launch => "Launch form",
-            Self::Logs => "Logs",
-            Self::Samples => "Samples",
-            Self::Nodes => "Nodes",
-            Self::Node => "Node",
-            Self::Processes => "Processes",
-            Self::Convert => "Convert",
-            Self::Alerts => "Alerts",
-            Self::Help => "Help",
-            Self::Palette => "Actions",
-            Self::LaunchDialog => "Launch dialog",
-            Self::KillDialog => "Kill dialog",
-            Self::ActionDialog => "Plan dialog",
-            Self::ResultsDialog => "Results dialog",
-            Self::CheckpointsDialog => "Checkpoints dialog",
-            Self::TargetsDialog => "Targets dialog",
-            Self::PanelsDialog => "Panels dialog",
-            Self::FailureDialog => "Error dialog",
-            Self::Input => "Text input",
-        }
-    }
-
-    /// Returns the bindings of this context alone, the most useful first.
-    pub fn bindings(self) -> &'static [Binding] {
-        match self {
-            Self::Runs => RUNS,
-            Self::Run => RUN,
-            Self::Compare => COMPARE,
-            Self::Stages => STAGES,
-            Self::Recipes => RECIPES,
-            Self::Launch => FORM,
-            Self::Logs => LOGS,
-            Self::Samples => SAMPLES,
-            Self::Nodes => NODES,
-            Self::Node => NODE,
-            Self::Processes => PROCESSES,
-            Self::Convert => CONVERT,
-            Self::Alerts => ALERTS,
-            Self::Help => HELP,
-            Self::Palette => PALETTE,
-            Self::LaunchDialog => LAUNCH,
-            Self::KillDialog => KILL,
-            Self::ActionDialog => ACTION,
-            Self::ResultsDialog => RESULTS,
-            Self::CheckpointsDialog => CHECKPOINTS,
-            Self::TargetsDialog => TARGETS,
-            Self::PanelsDialog => PANELS,
-            Self::FailureDialog => FAILURE,
-            Self::Input => INPUT,
-        }
+        self.screen().is_some()
     }
 
     /// Returns the global bindings that work in a context: all on screens, only quit and suspend in dialogs.
     pub fn global(self) -> &'static [Binding] {
-        match self {
-            Self::Runs
-            | Self::Run
-            | Self::Compare
-            | Self::Stages
-            | Self::Recipes
-            | Self::Launch
-            | Self::Logs
-            | Self::Samples
-            | Self::Nodes
-            | Self::Node
-            | Self::Processes
-            | Self::Convert
-            | Self::Alerts => SCREENS,
-            _ => ALWAYS,
-        }
+        if self.is_screen() { SCREENS } else { ALWAYS }
     }
 
     /// Iterates over all bindings that work in this context, its own first.

@@ -30,11 +30,12 @@ pub use logs_screen::{LogsScreen, Search};
 pub use processes_screen::ProcessesScreen;
 pub use run_screen::RunScreen;
 pub use samples_screen::SamplesScreen;
-pub use screen::{AlertsScreen, NodeScreen, NodesScreen, RecipesScreen, RunsScreen, Screen, StagesScreen};
+pub use screen::{AlertsScreen, NodeScreen, NodesScreen, RecipesScreen, RunsScreen, StagesScreen};
 pub use session::Session;
 pub use sought_event::SoughtEvent;
 pub use viewport::Viewport;
 
+pub use crate::bindings::Screen;
 use crate::bindings::{Action, Context};
 use crate::draft::LaunchDraft;
 use crate::fleet::{Fleet, FleetSource, NodeView};
@@ -45,7 +46,6 @@ use crate::mouse::Drag;
 use crate::msg::{AlertRow, CurriculumView, RecipeView, RunList, RunRow, Size, StageView};
 use crate::panel_set::PanelChoice;
 use crate::run_state::{StateKind, short_id};
-use crate::screens::{alerts, stages};
 use crate::theme::{Symbols, Theme};
 use camino::{Utf8Path, Utf8PathBuf};
 use cluster::NodeId;
@@ -235,7 +235,7 @@ impl Model {
 
     /// Returns the name of an action's key on this screen, or on the Runs screen if it has no key here.
     pub(crate) fn key_name(&self, action: Action) -> String {
-        let names = [context_of(self.screen), Context::Runs].map(|context| self.keys.name(context, action));
+        let names = [self.screen.context(), Context::Runs].map(|context| self.keys.name(context, action));
         names.into_iter().find(|name| !name.is_empty()).unwrap_or_default()
     }
 
@@ -267,18 +267,31 @@ impl Model {
         // The stream of the open run is newer than the list, but it runs only while its screens are shown.
         let open = self.run.as_ref().filter(|open| open.id == *run).and_then(|open| open.status.as_ref());
         let listed = || self.rows().iter().find(|row| row.run == *run);
-        match self.screen {
-            Screen::Run | Screen::Logs | Screen::Samples => open.map(|status| &status.row).or_else(listed),
-            _ => listed(),
-        }
+        if self.screen.is_of_run() { open.map(|status| &status.row).or_else(listed) } else { listed() }
     }
 
     /// Returns the run that keys such as "resume" apply to.
     pub fn target(&self) -> Option<&RunRow> {
         match self.screen {
             Screen::Runs => self.selected_run(),
-            Screen::Run | Screen::Logs | Screen::Samples => self.run.as_ref().and_then(|open| self.row(&open.id)),
+            screen if screen.is_of_run() => self.run.as_ref().and_then(|open| self.row(&open.id)),
             _ => None,
+        }
+    }
+
+    /// Returns the run whose screen is opened: the current run, the open run, or the run selected on the Runs screen.
+    pub(crate) fn run_to_open(&self) -> Option<RunId> {
+        let shown = self.target().map(|row| row.run.clone());
+        let run = shown.or_else(|| self.run.as_ref().map(|run| run.id.clone()));
+        run.or_else(|| self.selected_run().map(|row| row.run.clone()))
+    }
+
+    /// Returns the id of the open run, without its date if there is no room for all of it.
+    pub(crate) fn run_subject(&self, room: usize) -> String {
+        match &self.run {
+            Some(run) if run.id.as_str().len() > room => short_id(&run.id).to_owned(),
+            Some(run) => run.id.to_string(),
+            None => self.runs_dir.to_string(),
         }
     }
 
@@ -303,22 +316,6 @@ impl Model {
     pub fn selected_run(&self) -> Option<&RunRow> {
         let rows = self.visible_runs();
         rows.get(self.run_position(&rows)).copied()
-    }
-
-    /// Returns the run whose metrics and events the screen shows with its list: the selected run, the run of the
-    /// selected alert, or the newest run of the selected stage.
-    pub fn run_to_preview(&self) -> Option<&RunRow> {
-        match self.screen {
-            Screen::Alerts => self.row(&alerts::selected(self)?.alert.run),
-            Screen::Stages => stages::newest_run(self),
-            _ => self.selected_run(),
-        }
-    }
-
-    /// Returns the metrics and events of that run, if they are loaded.
-    pub fn previewed(&self) -> Option<&RunScreen> {
-        let shown = &self.run_to_preview()?.run;
-        [&self.run, &self.preview].into_iter().flatten().find(|open| open.id == *shown)
     }
 
     /// Returns the position of the selected node among those that pass the filter.
@@ -411,7 +408,7 @@ impl Model {
         // Ages change every second while a run is active, and every 20 seconds otherwise.
         let period = if !self.jobs.is_empty() || self.rows().iter().any(active) { 1.0 } else { 20.0 };
         self.dirty |= (before / period).floor() != (now / period).floor();
-        if matches!(self.screen, Screen::Nodes | Screen::Node | Screen::Processes | Screen::Launch) {
+        if self.screen.is_of_nodes() || self.screen == Screen::Launch {
             // Nodes send frames all the time. They are drawn once per tick, so that rows do not jump and the cost is fixed.
             self.dirty = true;
         }
@@ -423,26 +420,7 @@ pub fn context(model: &Model) -> Context {
     match (&model.modal, &model.input) {
         (Some(modal), _) => modal.context(),
         (None, Some(_)) => Context::Input,
-        (None, None) => context_of(model.screen),
-    }
-}
-
-/// Returns the key table of a screen.
-pub(crate) fn context_of(screen: Screen) -> Context {
-    match screen {
-        Screen::Runs => Context::Runs,
-        Screen::Run => Context::Run,
-        Screen::Compare => Context::Compare,
-        Screen::Stages => Context::Stages,
-        Screen::Recipes => Context::Recipes,
-        Screen::Launch => Context::Launch,
-        Screen::Logs => Context::Logs,
-        Screen::Samples => Context::Samples,
-        Screen::Nodes => Context::Nodes,
-        Screen::Node => Context::Node,
-        Screen::Processes => Context::Processes,
-        Screen::Convert => Context::Convert,
-        Screen::Alerts => Context::Alerts,
+        (None, None) => model.screen.context(),
     }
 }
 

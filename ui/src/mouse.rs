@@ -7,20 +7,14 @@
 
 use crate::bindings::{Action, Context};
 use crate::effect::Effect;
-use crate::layout::{self, Panel};
-use crate::model::{Model, Screen, context};
+use crate::layout;
+use crate::model::{Model, context};
 use crate::msg::{Key, KeyCode, Mouse, MouseKind};
-use crate::screens::compare::ClickedPart;
-use crate::screens::{
-    alerts, compare, convert, history_cursor, launch, logs, node, nodes, processes, recipes, run, runs, samples, stages,
-};
+use crate::screens::{NOTCH, Press, Wheel, behaviour, launch};
 use crate::update::act;
 use crate::view::{header_action, key_bar_action};
 use crate::widgets::shared_axis::position_at;
 use ratatui_core::layout::{Position, Rect};
-
-/// Rows that one notch of the wheel scrolls.
-const NOTCH: usize = 3;
 
 /// The factor by which one notch of the wheel changes the visible range of a chart.
 const ZOOM: f64 = 0.8;
@@ -67,11 +61,7 @@ pub fn on_mouse(model: &mut Model, mouse: Mouse) -> Vec<Effect> {
         }
         MouseKind::Release => {
             if let Some(range) = model.drag.take().and_then(|drag| drag.shown()) {
-                match (model.screen, &mut model.run, &mut model.compare) {
-                    (Screen::Run, Some(run), _) => run.show(range),
-                    (Screen::Compare, _, Some(open)) => open.show(range),
-                    _ => {}
-                }
+                behaviour(model.screen).show_range(model, range);
             }
             Vec::new()
         }
@@ -84,33 +74,16 @@ fn drag(model: &mut Model, at: Position) {
         drag.range.1 = position_at(drag.plot, drag.window, drag.columns.1);
         return;
     }
-    match (model.screen, history_at(model, at)) {
-        (Screen::Samples, _) => samples::drag(model, at),
-        (_, Some(plot)) => history_cursor::put(model, plot, at.x),
-        _ => {}
-    }
-}
-
-/// Returns the area of the lines in the history of a node, if a position of the terminal is in it.
-fn history_at(model: &Model, at: Position) -> Option<Rect> {
-    match model.screen {
-        Screen::Nodes => nodes::history_at(model, at),
-        Screen::Node => node::history_at(model, at),
-        _ => None,
-    }
+    behaviour(model.screen).on_drag(model, at);
 }
 
 fn wheel(model: &mut Model, at: Position, direction: Action) -> Vec<Effect> {
     let factor = if direction == Action::Up { ZOOM } else { 1.0 / ZOOM };
+    let screen = behaviour(model.screen);
     if model.modal.is_none()
-        && let Some((plot, window)) = plot_at(model, at)
+        && let Some((plot, window)) = screen.chart_at(model, at)
     {
-        let x = Some(position_at(plot, window, at.x));
-        match (model.screen, &mut model.run, &mut model.compare) {
-            (Screen::Run, Some(run), _) => run.zoom(factor, x),
-            (_, _, Some(open)) => open.zoom(factor, x),
-            _ => {}
-        }
+        screen.zoom_chart(model, factor, position_at(plot, window, at.x));
         return Vec::new();
     }
     if model.modal.is_none() && model.input.is_some() {
@@ -118,45 +91,16 @@ fn wheel(model: &mut Model, at: Position, direction: Action) -> Vec<Effect> {
     }
     let context = context(model);
     // Scroll the list under the pointer.
-    match model.screen {
-        _ if model.modal.is_some() => {}
-        Screen::Run => {
-            let panel = run::panel_at(model, at).map(|under| under.panel);
-            if let (Some(run), Some(panel @ (Panel::Events | Panel::Checkpoints | Panel::Samples | Panel::Recipe))) =
-                (&mut model.run, panel)
-            {
-                focus(run, panel);
-            }
-        }
-        Screen::Launch => launch::focus(model, at),
-        Screen::Convert if convert::is_over_preview(model, at) => {
-            let lines = NOTCH as isize;
-            convert::scroll(model, if direction == Action::Up { -lines } else { lines });
-            return Vec::new();
-        }
-        Screen::Samples => {
-            let action = samples::wheel_action(model, at, direction);
-            return act(model, context, action);
-        }
-        Screen::Nodes | Screen::Node if history_at(model, at).is_some() => {
-            nodes::zoom(model, if direction == Action::Up { Action::ZoomIn } else { Action::ZoomOut });
-            return Vec::new();
-        }
-        _ => {}
+    let scroll = if model.modal.is_some() { Wheel::Scroll } else { screen.on_wheel(model, at, direction) };
+    match scroll {
+        Wheel::Scroll => {}
+        Wheel::Done => return Vec::new(),
+        Wheel::Act(action) => return act(model, context, action),
     }
     // Scroll only if the direction is bound here: in some dialogs, these keys have other actions.
     let moves = context.bindings().iter().any(|binding| binding.action == direction);
     let notches = if moves { NOTCH } else { 0 };
     (0..notches).flat_map(|_| act(model, context, direction)).collect()
-}
-
-/// Returns the plot area of the chart at a position, and the visible range of the chart.
-fn plot_at(model: &Model, at: Position) -> Option<(Rect, (f64, f64))> {
-    match (model.screen, &model.run, &model.compare) {
-        (Screen::Run, Some(run), _) => Some((run::panel_at(model, at)?.plot?, run.window())),
-        (Screen::Compare, _, Some(open)) => Some((compare::plot_at(model, at)?.0, open.window())),
-        _ => None,
-    }
 }
 
 fn press(model: &mut Model, at: Position) -> Vec<Effect> {
@@ -176,100 +120,23 @@ fn press(model: &mut Model, at: Position) -> Vec<Effect> {
             _ => action.map_or_else(Vec::new, |action| act(model, context, action)),
         };
     }
-    if let Some((plot, window)) = plot_at(model, at) {
+    let screen = behaviour(model.screen);
+    if let Some((plot, window)) = screen.chart_at(model, at) {
         let x = position_at(plot, window, at.x);
         model.drag = Some(Drag { plot, window, range: (x, x), columns: (at.x, at.x) });
-        let panel = run::panel_at(model, at).map(|under| under.panel);
-        let quantity = compare::plot_at(model, at).map(|(_, quantity)| quantity);
-        match (model.screen, &mut model.run, &mut model.compare) {
-            (Screen::Run, Some(run), _) => {
-                run.put_cursor_at(x);
-                panel.into_iter().for_each(|panel| focus(run, panel));
-            }
-            (_, _, Some(open)) => {
-                open.view.put_cursor(Some(x), open.full_range());
-                open.quantity = quantity.unwrap_or_else(|| open.quantity.clone());
-            }
-            _ => {}
-        }
+        screen.press_chart(model, at, x);
         return Vec::new();
     }
-    if let Some(plot) = history_at(model, at) {
-        history_cursor::put(model, plot, at.x);
-        return Vec::new();
-    }
-    let until = match model.screen {
-        Screen::Run => return press_panel(model, at),
-        Screen::Launch => {
-            launch::press(model, at);
-            return Vec::new();
-        }
-        Screen::Samples => {
-            samples::press(model, at);
-            return Vec::new();
-        }
-        Screen::Compare => {
-            let part = compare::part_at(model, at);
-            if let (Some(part), Some(open)) = (part, &mut model.compare) {
-                match part {
-                    ClickedPart::Quantity(quantity) => open.quantity = quantity,
-                    ClickedPart::Run(number) => open.toggle_run(number),
-                }
-            }
-            return Vec::new();
-        }
-        Screen::Logs => {
-            if let (Some(line), Some(logs)) = (logs::line_at(model, at.y), &mut model.logs) {
-                if logs.current == Some(line) {
-                    logs.toggle(line);
-                } else {
-                    // Do not scroll: the lines must not move under the pointer.
-                    (logs.current, logs.seeks_later) = (Some(line), None);
-                }
-            }
-            return Vec::new();
-        }
-        Screen::Runs => runs::runs_until(model, at.y),
-        Screen::Stages => stages::stages_until(model, at.y),
-        Screen::Recipes => recipes::recipes_until(model, at.y),
-        Screen::Nodes => nodes::nodes_until(model, at),
-        Screen::Processes => processes::processes_until(model, at.y),
-        Screen::Alerts => alerts::alerts_until(model, at.y),
-        Screen::Convert => convert::fields_until(model, at.y),
-        Screen::Node => None,
-    };
-    match until {
-        None => Vec::new(),
-        Some(0) => {
+    match screen.on_press(model, at) {
+        Press::Done => Vec::new(),
+        Press::Act(action) => act(model, context, action),
+        Press::Select(0) => {
             let enter = context.bindings().iter().find(|binding| binding.keys.contains(&Key::code(KeyCode::Enter)));
             enter.map_or_else(Vec::new, |binding| act(model, context, binding.action))
         }
-        Some(entries) => {
+        Press::Select(entries) => {
             let direction = if entries < 0 { Action::Up } else { Action::Down };
             (0..entries.unsigned_abs()).flat_map(|_| act(model, context, direction)).collect()
         }
-    }
-}
-
-/// Focuses a panel of the Run screen. A click on the focused panel enlarges the panel, or opens its selected entry.
-fn press_panel(model: &mut Model, at: Position) -> Vec<Effect> {
-    let Some(under) = run::panel_at(model, at) else { return Vec::new() };
-    let context = context(model);
-    let Some(run) = &mut model.run else { return Vec::new() };
-    let was_focused = run.focus == under.panel;
-    focus(run, under.panel);
-    match under.event {
-        Some(event) if run.scroll != event => {
-            run.scroll = event;
-            Vec::new()
-        }
-        _ if was_focused => act(model, context, Action::Open),
-        _ => Vec::new(),
-    }
-}
-
-fn focus(run: &mut crate::model::RunScreen, panel: Panel) {
-    if run.focus != panel {
-        (run.focus, run.scroll) = (panel, 0);
     }
 }

@@ -23,7 +23,7 @@ pub fn check(model: &Model, action: Action) -> Result<&RunRow, String> {
     let key = |action| model.key_name(action);
     let row = model.target().ok_or_else(|| match (&model.runs, model.screen) {
         (None, _) => "Still loading the runs".to_owned(),
-        (_, Screen::Run | Screen::Logs | Screen::Samples) => "Still loading this run".to_owned(),
+        (_, screen) if screen.is_of_run() => "Still loading this run".to_owned(),
         _ => format!("There are no runs yet. Press {} to start one.", key(Action::NewRun)),
     })?;
     let name = short_id(&row.run);

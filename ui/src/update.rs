@@ -12,7 +12,8 @@ use crate::mouse::on_mouse;
 use crate::msg::{JobId, JobMsg, Key, KeyCode, Msg, NodeMsg, Outcome, RunMsg};
 use crate::run_state::short_id;
 use crate::screens::{
-    alerts, compare, convert, launch as launch_form, logs, node, nodes, processes, recipes, run, runs, samples, stages,
+    alerts, behaviour, convert, launch as launch_form, logs, node, nodes, preview, processes, recipes, runs, samples,
+    stages,
 };
 use recipe::Task;
 use rundir::RunId;
@@ -22,10 +23,8 @@ pub fn update(model: &mut Model, msg: Msg) -> Vec<Effect> {
     match msg {
         Msg::Tick(now) => {
             model.tick(now);
-            runs::prepare_preview(model);
-            if matches!(model.screen, Screen::Nodes | Screen::Node | Screen::Processes) {
-                nodes::renew(model);
-            }
+            preview::prepare(model);
+            behaviour(model.screen).on_tick(model);
             return Vec::new();
         }
         Msg::Runs(list) => {
@@ -63,12 +62,7 @@ pub fn update(model: &mut Model, msg: Msg) -> Vec<Effect> {
         Msg::Paste(text) => paste(model, &text),
         Msg::Resize(size) => {
             model.size = size;
-            runs::keep_selection(model);
-            stages::keep_selection(model);
-            alerts::keep_selection(model);
-            recipes::keep_selection(model);
-            nodes::keep_selection(model);
-            processes::keep_selection(model);
+            Screen::ALL.into_iter().for_each(|screen| behaviour(screen).keep_selection(model));
         }
         Msg::Alerts(alerts) => return alerts::on_alerts(model, alerts),
         Msg::Curricula(curricula) => {
@@ -172,27 +166,7 @@ pub(crate) fn act(model: &mut Model, context: Context, action: Action) -> Vec<Ef
         Action::ShowConvert => model.screen = Screen::Convert,
         Action::ShowAlerts => alerts::open(model),
         Action::ShowRecipes => model.screen = Screen::Recipes,
-        _ => {
-            return match model.screen {
-                Screen::Runs => runs::on_action(model, action),
-                Screen::Run => run::on_action(model, action),
-                Screen::Compare => compare::on_action(model, action),
-                Screen::Stages => stages::on_action(model, action),
-                Screen::Recipes => recipes::on_action(model, action),
-                Screen::Launch => launch_form::on_action(model, action),
-                Screen::Logs => logs::on_action(model, action),
-                Screen::Samples => samples::on_action(model, action),
-                Screen::Nodes => nodes::on_action(model, action),
-                Screen::Node => {
-                    let effects = node::on_action(model, action);
-                    nodes::keep_selection(model);
-                    effects
-                }
-                Screen::Processes => processes::on_action(model, action),
-                Screen::Convert => convert::on_action(model, action),
-                Screen::Alerts => alerts::on_action(model, action),
-            };
-        }
+        _ => return behaviour(model.screen).on_action(model, action),
     }
     Vec::new()
 }

@@ -5,11 +5,8 @@ use crate::jobs::Job;
 use crate::key_bar;
 use crate::layout;
 use crate::modals;
-use crate::model::{Input, Model, Screen};
-use crate::run_state::short_id;
-use crate::screens::{
-    alerts, compare, convert, launch_view, logs, node, nodes, processes, recipes, run, runs, samples, stages,
-};
+use crate::model::{Input, Model};
+use crate::screens::{alerts, behaviour};
 use crate::text;
 use crate::widgets::{memo, write, write_split};
 use ratatui_core::buffer::Buffer;
@@ -44,21 +41,7 @@ fn draw(model: &Model, buf: &mut Buffer) {
     memo::begin_frame();
     let areas = layout::areas(model.size);
     header(model, buf, areas.header);
-    match model.screen {
-        Screen::Runs => runs::view(model, buf, areas.body),
-        Screen::Run => run::view(model, buf, areas.body),
-        Screen::Compare => compare::view(model, buf, areas.body),
-        Screen::Stages => stages::view(model, buf, areas.body),
-        Screen::Recipes => recipes::view(model, buf, areas.body),
-        Screen::Launch => launch_view::view(model, buf, areas.body),
-        Screen::Logs => logs::view(model, buf, areas.body),
-        Screen::Samples => samples::view(model, buf, areas.body),
-        Screen::Nodes => nodes::view(model, buf, areas.body),
-        Screen::Node => node::view(model, buf, areas.body),
-        Screen::Processes => processes::view(model, buf, areas.body),
-        Screen::Convert => convert::view(model, buf, areas.body),
-        Screen::Alerts => alerts::view(model, buf, areas.body),
-    }
+    behaviour(model.screen).view(model, buf, areas.body);
     let notice = notice(model);
     if key_bar_is_shown(model, &areas, notice.is_some()) {
         key_bar::draw(model, buf, areas.keys);
@@ -104,20 +87,19 @@ fn header_items(model: &Model) -> Vec<(Vec<Span<'static>>, Option<Action>)> {
         let style = if here { theme.accent.add_modifier(Modifier::UNDERLINED) } else { theme.faint };
         (vec![Span::raw("   "), Span::styled(format!("{} {title}", key(action)), style)], Some(action))
     };
-    let nodes = matches!(model.screen, Screen::Nodes | Screen::Node | Screen::Processes);
-    let recipes = matches!(model.screen, Screen::Recipes | Screen::Launch);
-    let elsewhere = nodes || recipes || matches!(model.screen, Screen::Stages | Screen::Convert | Screen::Alerts);
+    let here = behaviour(model.screen).tab();
+    let tab = |action, title| tab(action, title, here == action);
     let mut items = vec![
         (vec![Span::styled("vidtui", theme.strong)], None),
-        tab(Action::ShowRuns, "Runs", !elsewhere),
-        tab(Action::ShowStages, "Stages", model.screen == Screen::Stages),
-        tab(Action::ShowNodes, "Nodes", nodes),
-        tab(Action::ShowConvert, "Convert", model.screen == Screen::Convert),
-        tab(Action::ShowRecipes, "Recipes", recipes),
+        tab(Action::ShowRuns, "Runs"),
+        tab(Action::ShowStages, "Stages"),
+        tab(Action::ShowNodes, "Nodes"),
+        tab(Action::ShowConvert, "Convert"),
+        tab(Action::ShowRecipes, "Recipes"),
     ];
     let open = alerts::open_alerts(model);
-    if model.screen == Screen::Alerts {
-        items.push(tab(Action::ShowAlerts, "Alerts", true));
+    if here == Action::ShowAlerts {
+        items.push(tab(Action::ShowAlerts, "Alerts"));
     } else if open > 0 {
         let count = format!("{} {}", key(Action::ShowAlerts), units::counted(open, "alert"));
         items.push((vec![Span::raw("   "), Span::styled(count, theme.warn)], Some(Action::ShowAlerts)));
@@ -142,17 +124,7 @@ fn header(model: &Model, buf: &mut Buffer, area: ratatui_core::layout::Rect) {
     let left: Vec<Span<'static>> = header_items(model).into_iter().flat_map(|(spans, _)| spans).collect();
     let used: usize = left.iter().map(Span::width).sum();
     let room = usize::from(area.width).saturating_sub(used + 4);
-    let place = match (model.screen, &model.run) {
-        // If there is no room for the whole id of the run, show it without its date.
-        (Screen::Run | Screen::Logs | Screen::Samples, Some(run)) if run.id.as_str().len() > room => {
-            short_id(&run.id).to_owned()
-        }
-        (Screen::Run | Screen::Logs | Screen::Samples, Some(run)) => run.id.to_string(),
-        (Screen::Nodes | Screen::Node | Screen::Processes, _) => model.nodes_source(),
-        (Screen::Compare, _) => model.compare.as_ref().map_or_else(String::new, compare::title),
-        (Screen::Launch, _) => model.form.as_ref().map_or_else(String::new, |form| form.draft.recipe.clone()),
-        _ => model.runs_dir.to_string(),
-    };
+    let place = behaviour(model.screen).subject(model, room);
     let place = if room >= 12 { text::fit_end(&place, room, model.symbols.ellipsis) } else { String::new() };
     write_split(model, buf, area, Line::from(left), Line::styled(place, theme.faint));
 }

@@ -246,7 +246,7 @@ mod tests {
         let (_keep, run) = temp();
         fs::write(run.root.join("a.toml"), b"schema = 1 # caf\xe9\n").unwrap();
         let error = read_toml::<Attempt>(&run.root.join("a.toml")).unwrap_err();
-        assert!(matches!(error, FileError::NotText { .. }), "{error}");
+        assert!(matches!(error, Error::File(FileError::NotText { .. })), "{error}");
         let failure = Failure::from(error);
         assert_eq!(failure.code, ErrorCode::Malformed);
         assert!(failure.fix.contains("iconv -f LATIN1"), "{failure}");

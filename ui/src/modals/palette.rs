@@ -6,7 +6,7 @@ use crate::bindings::{Action, Binding, Context};
 use crate::conditions;
 use crate::effect::Effect;
 use crate::layout;
-use crate::model::{Modal, Model, PaletteDialog, context_of, one_line};
+use crate::model::{Modal, Model, PaletteDialog, one_line};
 use crate::places;
 use crate::text;
 use crate::update::act;
@@ -30,7 +30,7 @@ pub struct Listed {
 
 /// Opens the palette on the screen or dialog of `context`.
 pub fn open(model: &mut Model, context: Context) {
-    let (screen, over) = (context_of(model.screen), model.modal.take().map(Box::new));
+    let (screen, over) = (model.screen.context(), model.modal.take().map(Box::new));
     model.modal = Some(Modal::Palette(PaletteDialog { context, screen, over, filter: String::new(), selected: 0 }));
 }
 

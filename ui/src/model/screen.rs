@@ -1,32 +1,23 @@
-//! The screens, and the state of those with a list or a node: selection, filter, sort order and scroll position.
+//! Groups of screens, and the state of those with a list or a node: selection, filter, sort order and scroll position.
 
+use crate::bindings::Screen;
 use crate::fleet::{HistoryWindow, Sort};
 use crate::gpu_value::GpuValue;
 use camino::Utf8PathBuf;
 use cluster::NodeId;
 use rundir::{Failure, RunId};
-use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
-/// The screen that fills the terminal.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-#[allow(missing_docs, reason = "one per file in screens/")]
-pub enum Screen {
-    #[default]
-    Runs,
-    Run,
-    Compare,
-    Stages,
-    Recipes,
-    Launch,
-    Logs,
-    Samples,
-    Nodes,
-    Node,
-    Processes,
-    Convert,
-    Alerts,
+impl Screen {
+    /// Returns whether the screen shows the open run.
+    pub fn is_of_run(self) -> bool {
+        matches!(self, Self::Run | Self::Logs | Self::Samples)
+    }
+
+    /// Returns whether the screen shows the watched nodes.
+    pub fn is_of_nodes(self) -> bool {
+        matches!(self, Self::Nodes | Self::Node | Self::Processes)
+    }
 }
 
 /// State of the Runs screen.

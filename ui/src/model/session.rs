@@ -100,8 +100,8 @@ impl Model {
     pub fn session(&self) -> Session {
         let open = self.run.as_ref();
         let compared = self.compare.as_ref().filter(|_| self.screen == Screen::Compare);
-        let of_run = matches!(self.screen, Screen::Run | Screen::Logs | Screen::Samples);
-        let of_nodes = matches!(self.screen, Screen::Nodes | Screen::Node | Screen::Processes);
+        let of_run = self.screen.is_of_run();
+        let of_nodes = self.screen.is_of_nodes();
         let logs = self.logs.as_ref().filter(|_| self.screen == Screen::Logs);
         let search = logs.and_then(|logs| logs.search.as_ref());
         Session {
@@ -157,8 +157,8 @@ impl Model {
         self.panels =
             PanelChoice { picked: session.panels, columns: session.columns.min(MOST_COLUMNS), log_y: session.log_y };
         self.screen = match (session.screen, session.run) {
-            (Screen::Run | Screen::Logs | Screen::Samples, None) => Screen::Runs,
-            (screen @ (Screen::Run | Screen::Logs | Screen::Samples), Some(run)) => {
+            (screen, None) if screen.is_of_run() => Screen::Runs,
+            (screen, Some(run)) if screen.is_of_run() => {
                 let view = viewport(session.zoom);
                 self.run = Some(RunScreen { x: session.x, smoothing, view, ..RunScreen::new(run) });
                 let only = RankSet::parse(&session.log_ranks).unwrap_or_default();

@@ -3,7 +3,7 @@
 
 use crate::model::{Model, RunScreen};
 use crate::run_state::{StateKind, short_id};
-use crate::screens::alerts::words;
+use crate::screens::{alerts::words, preview};
 use crate::screens::{run_lists, run_sections};
 use crate::text;
 use crate::widgets::aligned::hanging;
@@ -24,7 +24,7 @@ pub fn view(model: &Model, buf: &mut Buffer, area: Rect, state: &AlertState) {
         return;
     }
     let width = details::width(model.size, area);
-    let (row, open) = (model.row(&state.alert.run), model.previewed());
+    let (row, open) = (model.row(&state.alert.run), preview::loaded(model));
     let run = || -> Vec<Section> {
         row.map(|row| run_sections::state_section(model, row, open, width)).into_iter().collect()
     };

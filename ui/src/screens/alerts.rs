@@ -5,14 +5,14 @@ use crate::effect::{Effect, Request};
 use crate::jobs::Intent;
 use crate::layout;
 use crate::model::{Model, Screen};
-use crate::msg::AlertRow;
+use crate::msg::{AlertRow, RunRow};
 use crate::run_state::{StateKind, short_id};
-use crate::screens::alert_details;
+use crate::screens::{Behaviour, Press, alert_details};
 use crate::text;
 use crate::widgets::table::{self, Align, Column, Rows, Table};
 use crate::widgets::{details, hint, write_centered};
 use ratatui_core::buffer::Buffer;
-use ratatui_core::layout::Rect;
+use ratatui_core::layout::{Position, Rect};
 use ratatui_core::style::Style;
 use ratatui_core::text::{Line, Span};
 use rundir::{AlertKind, AlertState};
@@ -81,31 +81,80 @@ pub fn is_unanswered(state: &AlertState) -> bool {
     !state.acknowledged && state.alert.kind.needs_action()
 }
 
-/// Handles an action.
-pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
-    let (at, last) = (position(model), rows(model).len().saturating_sub(1));
-    let page = listed(model, list_area(model).0).page();
-    if let Some(to) = layout::moved(action, at, page, last) {
-        model.alerts_screen.selected = rows(model).get(to).map(|row| row.state.alert.id.clone());
-        keep_selection(model);
-        return Vec::new();
-    }
-    match action {
-        Action::Back => model.screen = model.alerts_screen.from.take().unwrap_or(Screen::Runs),
-        Action::TestAlerts => {
-            let job = model.jobs.start(Intent::TestAlerts);
-            return vec![Effect::Job { job, request: Request::TestAlerts }];
+/// The screen.
+pub struct Alerts;
+
+impl Behaviour for Alerts {
+    fn on_action(&self, model: &mut Model, action: Action) -> Vec<Effect> {
+        let (at, last) = (position(model), rows(model).len().saturating_sub(1));
+        let page = listed(model, list_area(model).0).page();
+        if let Some(to) = layout::moved(action, at, page, last) {
+            model.alerts_screen.selected = rows(model).get(to).map(|row| row.state.alert.id.clone());
+            keep_selection(model);
+            return Vec::new();
         }
-        _ if selected(model).is_none() => model.warn("There is no alert"),
-        Action::Open => {
-            if let Some(run) = selected(model).map(|state| state.alert.run.clone()) {
-                model.open_run(run);
+        match action {
+            Action::Back => model.screen = model.alerts_screen.from.take().unwrap_or(Screen::Runs),
+            Action::TestAlerts => {
+                let job = model.jobs.start(Intent::TestAlerts);
+                return vec![Effect::Job { job, request: Request::TestAlerts }];
             }
+            _ if selected(model).is_none() => model.warn("There is no alert"),
+            Action::Open => {
+                if let Some(run) = selected(model).map(|state| state.alert.run.clone()) {
+                    model.open_run(run);
+                }
+            }
+            Action::Acknowledge | Action::AcknowledgeAll | Action::Snooze => return mute(model, action),
+            _ => {}
         }
-        Action::Acknowledge | Action::AcknowledgeAll | Action::Snooze => return mute(model, action),
-        _ => {}
+        Vec::new()
     }
-    Vec::new()
+
+    fn view(&self, model: &Model, buf: &mut Buffer, body: Rect) {
+        if model.alerts.is_none() {
+            write_centered(model, buf, body, vec![Line::styled("Loading alerts…", model.theme.faint)]);
+            return;
+        }
+        let Some(chosen) = selected(model) else {
+            let lines = vec![
+                Line::styled("No alerts", model.theme.strong),
+                Line::styled("Runs report here what needs you: failures, stalls, a full disk.", model.theme.faint),
+                Line::styled("To get alerts without the console, see docs/alerts.md.", model.theme.faint),
+                Line::default(),
+                Line::from(hint(
+                    model,
+                    &model.keys.name(Context::Alerts, Action::TestAlerts),
+                    "send a test alert to all channels",
+                )),
+            ];
+            write_centered(model, buf, body, lines);
+            return;
+        };
+        let (list, below) = list_area(model);
+        table(model, buf, list);
+        alert_details::view(model, buf, below, chosen);
+    }
+
+    fn open(&self, model: &mut Model) {
+        open(model);
+    }
+
+    fn tab(&self) -> Action {
+        Action::ShowAlerts
+    }
+
+    fn keep_selection(&self, model: &mut Model) {
+        keep_selection(model);
+    }
+
+    fn on_press(&self, model: &mut Model, at: Position) -> Press {
+        Press::row(listed(model, list_area(model).0).until(at.y))
+    }
+
+    fn preview<'a>(&self, model: &'a Model) -> Option<&'a RunRow> {
+        model.row(&selected(model)?.alert.run).filter(|_| details::has_more(model.size))
+    }
 }
 
 fn mute(model: &mut Model, action: Action) -> Vec<Effect> {
@@ -136,37 +185,6 @@ fn listed(model: &Model, area: Rect) -> Rows {
 /// Returns the kind of an alert in words.
 pub fn words(kind: AlertKind) -> String {
     kind.name().replace('-', " ")
-}
-
-/// Returns the number of alerts from the selected one to the one at a row of the terminal.
-pub fn alerts_until(model: &Model, row: u16) -> Option<isize> {
-    listed(model, list_area(model).0).until(row)
-}
-
-/// Draws the screen.
-pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
-    if model.alerts.is_none() {
-        write_centered(model, buf, body, vec![Line::styled("Loading alerts…", model.theme.faint)]);
-        return;
-    }
-    let Some(chosen) = selected(model) else {
-        let lines = vec![
-            Line::styled("No alerts", model.theme.strong),
-            Line::styled("Runs report here what needs you: failures, stalls, a full disk.", model.theme.faint),
-            Line::styled("To get alerts without the console, see docs/alerts.md.", model.theme.faint),
-            Line::default(),
-            Line::from(hint(
-                model,
-                &model.keys.name(Context::Alerts, Action::TestAlerts),
-                "send a test alert to all channels",
-            )),
-        ];
-        write_centered(model, buf, body, lines);
-        return;
-    };
-    let (list, below) = list_area(model);
-    table(model, buf, list);
-    alert_details::view(model, buf, below, chosen);
 }
 
 /// The columns of the table.

@@ -2,13 +2,13 @@
 //! between the recipes.
 
 use crate::bindings::{Action, Context};
-use crate::effect::{ComparisonSpec, Effect, ImageFormat, Request};
+use crate::effect::{ComparisonSpec, Effect, ImageFormat, Request, Watch};
 use crate::jobs::Intent;
 use crate::layout;
 use crate::model::{CompareScreen, ComparedRun, MOST_COMPARED, Model, Quantity, Screen, Viewport};
 use crate::run_state::{StateKind, short_id};
-use crate::screens::compare_recipes;
 use crate::screens::run::smoothing_words;
+use crate::screens::{Behaviour, Press, compare_recipes};
 use crate::series::{Axis, SMOOTHING};
 use crate::text;
 use crate::widgets::line_chart::{ChartLine, LineChart};
@@ -20,6 +20,7 @@ use ratatui_core::style::Style;
 use ratatui_core::text::{Line, Span};
 use recipe::is_name_char;
 use rundir::RunId;
+use std::collections::BTreeSet;
 use units::counted;
 
 /// The minimum width and height of a chart beside or above another one.
@@ -45,57 +46,123 @@ pub fn open(model: &mut Model) {
     }
 }
 
-/// Handles an action.
-pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
-    let areas = areas(model, layout::areas(model.size).body);
-    let columns = usize::from(areas.charts.first().map_or(0, |(_, area)| area.width).saturating_sub(10)).max(1);
-    let page = usize::from(areas.recipes.height.saturating_sub(3)).max(1);
-    let fills_screen = model.compare.as_ref().is_some_and(|open| open.recipes_only);
-    let scrolls = fills_screen || matches!(action, Action::Up | Action::Down);
-    // Moving the cursor is the most frequent action, and does not need the lines of the table.
-    let last = if scrolls { compare_recipes::last_scroll(model, areas.recipes) } else { 0 };
-    let Some(open) = &mut model.compare else { return Vec::new() };
-    if let Some(to) = layout::moved(action, open.scroll, page, last).filter(|_| scrolls) {
-        open.scroll = to;
-        return Vec::new();
-    }
-    match action {
-        Action::Back if open.recipes_only => open.recipes_only = false,
-        Action::Back if open.enlarged => open.enlarged = false,
-        Action::Enlarge => open.enlarged = !open.enlarged,
-        Action::Toggle => open.show_next_alone(),
-        Action::Back => model.screen = Screen::Runs,
-        Action::Recipes => open.recipes_only = !open.recipes_only,
-        Action::MetricNext | Action::MetricPrevious => open.choose_metric(action == Action::MetricNext),
-        Action::ToggleX => open.align_next(),
-        Action::LogY => {
-            let quantity = open.quantity.clone();
-            if !open.log_y.remove(&quantity) {
-                open.log_y.insert(quantity);
+/// The screen.
+pub struct Compare;
+
+impl Behaviour for Compare {
+    fn on_action(&self, model: &mut Model, action: Action) -> Vec<Effect> {
+        let areas = areas(model, layout::areas(model.size).body);
+        let columns = usize::from(areas.charts.first().map_or(0, |(_, area)| area.width).saturating_sub(10)).max(1);
+        let page = usize::from(areas.recipes.height.saturating_sub(3)).max(1);
+        let fills_screen = model.compare.as_ref().is_some_and(|open| open.recipes_only);
+        let scrolls = fills_screen || matches!(action, Action::Up | Action::Down);
+        // Moving the cursor is the most frequent action, and does not need the lines of the table.
+        let last = if scrolls { compare_recipes::last_scroll(model, areas.recipes) } else { 0 };
+        let Some(open) = &mut model.compare else { return Vec::new() };
+        if let Some(to) = layout::moved(action, open.scroll, page, last).filter(|_| scrolls) {
+            open.scroll = to;
+            return Vec::new();
+        }
+        match action {
+            Action::Back if open.recipes_only => open.recipes_only = false,
+            Action::Back if open.enlarged => open.enlarged = false,
+            Action::Enlarge => open.enlarged = !open.enlarged,
+            Action::Toggle => open.show_next_alone(),
+            Action::Back => model.screen = Screen::Runs,
+            Action::Recipes => open.recipes_only = !open.recipes_only,
+            Action::MetricNext | Action::MetricPrevious => open.choose_metric(action == Action::MetricNext),
+            Action::ToggleX => open.align_next(),
+            Action::LogY => {
+                let quantity = open.quantity.clone();
+                if !open.log_y.remove(&quantity) {
+                    open.log_y.insert(quantity);
+                }
             }
+            Action::Smooth => {
+                open.smoothing = match open.smoothing {
+                    None => Some(0),
+                    Some(level) => Some(level + 1).filter(|level| *level < SMOOTHING.len()),
+                };
+                let text = smoothing_words(open.smoothing);
+                model.notify(text);
+            }
+            Action::CursorLeft => open.move_cursor(columns, false),
+            Action::CursorRight => open.move_cursor(columns, true),
+            Action::PageUp => open.view.pan(false, open.full_range()),
+            Action::PageDown => open.view.pan(true, open.full_range()),
+            Action::Top => open.view.put_at_start(open.full_range()),
+            Action::Bottom => open.view.put_cursor(None, open.full_range()),
+            Action::ZoomIn => open.zoom(0.5, None),
+            Action::ZoomOut => open.zoom(2.0, None),
+            Action::ResetView => open.view = Viewport::default(),
+            Action::ExportSvg => return export(model, ImageFormat::Svg),
+            Action::ExportPng => return export(model, ImageFormat::Png),
+            _ => {}
         }
-        Action::Smooth => {
-            open.smoothing = match open.smoothing {
-                None => Some(0),
-                Some(level) => Some(level + 1).filter(|level| *level < SMOOTHING.len()),
-            };
-            let text = smoothing_words(open.smoothing);
-            model.notify(text);
-        }
-        Action::CursorLeft => open.move_cursor(columns, false),
-        Action::CursorRight => open.move_cursor(columns, true),
-        Action::PageUp => open.view.pan(false, open.full_range()),
-        Action::PageDown => open.view.pan(true, open.full_range()),
-        Action::Top => open.view.put_at_start(open.full_range()),
-        Action::Bottom => open.view.put_cursor(None, open.full_range()),
-        Action::ZoomIn => open.zoom(0.5, None),
-        Action::ZoomOut => open.zoom(2.0, None),
-        Action::ResetView => open.view = Viewport::default(),
-        Action::ExportSvg => return export(model, ImageFormat::Svg),
-        Action::ExportPng => return export(model, ImageFormat::Png),
-        _ => {}
+        Vec::new()
     }
-    Vec::new()
+
+    fn view(&self, model: &Model, buf: &mut Buffer, body: Rect) {
+        let Some(open) = &model.compare else { return };
+        let areas = areas(model, body);
+        let metrics = metric_items(model, open, usize::from(areas.metrics.width));
+        write(model, buf, areas.metrics, Line::from_iter(metrics.into_iter().flat_map(|(spans, _)| spans)));
+        for (quantity, area) in &areas.charts {
+            chart(model, open, quantity, areas.charts.len() > 1, buf, *area);
+        }
+        legend(model, open, buf, areas.legend);
+        compare_recipes::view(model, open, buf, areas.recipes);
+    }
+
+    fn can_open(&self, model: &Model) -> bool {
+        model.compare.is_some() || model.runs_screen.marked.len() > 1
+    }
+
+    fn open(&self, model: &mut Model) {
+        // Two or more marked runs replace the runs of the last comparison.
+        match model.compare.is_some() && model.runs_screen.marked.len() < 2 {
+            true => model.screen = Screen::Compare,
+            false => open(model),
+        }
+    }
+
+    fn subject(&self, model: &Model, _: usize) -> String {
+        model.compare.as_ref().map_or_else(String::new, title)
+    }
+
+    fn watches(&self, model: &Model, wanted: &mut BTreeSet<Watch>) {
+        let runs = model.compare.iter().flat_map(|open| &open.runs);
+        wanted.extend(runs.map(|run| Watch::Compared(run.id.clone())));
+    }
+
+    fn chart_at(&self, model: &Model, at: Position) -> Option<(Rect, (f64, f64))> {
+        Some((plot_at(model, at)?.0, model.compare.as_ref()?.window()))
+    }
+
+    fn press_chart(&self, model: &mut Model, at: Position, x: f64) {
+        let quantity = plot_at(model, at).map(|(_, quantity)| quantity);
+        if let Some(open) = &mut model.compare {
+            open.view.put_cursor(Some(x), open.full_range());
+            open.quantity = quantity.unwrap_or_else(|| open.quantity.clone());
+        }
+    }
+
+    fn zoom_chart(&self, model: &mut Model, factor: f64, x: f64) {
+        model.compare.iter_mut().for_each(|open| open.zoom(factor, Some(x)));
+    }
+
+    fn show_range(&self, model: &mut Model, range: (f64, f64)) {
+        model.compare.iter_mut().for_each(|open| open.show(range));
+    }
+
+    fn on_press(&self, model: &mut Model, at: Position) -> Press {
+        match (part_at(model, at), &mut model.compare) {
+            (Some(ClickedPart::Quantity(quantity)), Some(open)) => open.quantity = quantity,
+            (Some(ClickedPart::Run(number)), Some(open)) => open.toggle_run(number),
+            _ => {}
+        }
+        Press::Done
+    }
 }
 
 fn export(model: &mut Model, format: ImageFormat) -> Vec<Effect> {
@@ -166,19 +233,6 @@ fn charts(open: &CompareScreen, area: Rect) -> Vec<(Quantity, Rect)> {
     (0..).zip(shown).map(cell).collect()
 }
 
-/// Draws the screen.
-pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
-    let Some(open) = &model.compare else { return };
-    let areas = areas(model, body);
-    let metrics = metric_items(model, open, usize::from(areas.metrics.width));
-    write(model, buf, areas.metrics, Line::from_iter(metrics.into_iter().flat_map(|(spans, _)| spans)));
-    for (quantity, area) in &areas.charts {
-        chart(model, open, quantity, areas.charts.len() > 1, buf, *area);
-    }
-    legend(model, open, buf, areas.legend);
-    compare_recipes::view(model, open, buf, areas.recipes);
-}
-
 /// The part of the screen that a click chooses.
 pub enum ClickedPart {
     /// A quantity: its name in the first row, or its chart.
@@ -188,7 +242,7 @@ pub enum ClickedPart {
 }
 
 /// Returns the part that a click at a position of the terminal chooses, outside of the plots.
-pub fn part_at(model: &Model, at: Position) -> Option<ClickedPart> {
+fn part_at(model: &Model, at: Position) -> Option<ClickedPart> {
     let open = model.compare.as_ref()?;
     let areas = areas(model, layout::areas(model.size).body);
     if areas.metrics.contains(at) {

@@ -6,6 +6,7 @@ use crate::jobs::Intent;
 use crate::layout;
 use crate::model::{Input, Model, Preview, Purpose, Screen, Work};
 use crate::msg::{ConvertForm, ConvertOptions, ConvertPreview, JobId, WeightType};
+use crate::screens::{Behaviour, NOTCH, Press, Wheel};
 use crate::text;
 use crate::widgets::{failure_lines, hint, panel, write, write_lines};
 use camino::Utf8PathBuf;
@@ -138,26 +139,82 @@ fn beside(source: &Utf8PathBuf, form: ConvertForm) -> Utf8PathBuf {
     format!("{trimmed}-{}", form.word()).into()
 }
 
-/// Handles an action.
-pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
-    let field = FIELDS[model.convert.field];
-    match action {
-        Action::Up => model.convert.field = model.convert.field.saturating_sub(1),
-        Action::Down => model.convert.field = (model.convert.field + 1).min(FIELDS.len() - 1),
-        Action::Top => model.convert.field = 0,
-        Action::Bottom => model.convert.field = FIELDS.len() - 1,
-        Action::PageDown => scroll(model, preview_rows(model) as isize),
-        Action::PageUp => scroll(model, -(preview_rows(model) as isize)),
-        Action::Edit => return edit(model, field),
-        Action::OptionNext => return choose(model, field, 1),
-        Action::OptionPrevious => return choose(model, field, -1),
-        Action::Convert => return start(model),
-        Action::Replace => return replace(model),
-        Action::CancelWork => return cancel(model),
-        Action::Back => model.screen = Screen::Runs,
-        _ => {}
+/// The screen.
+pub struct Convert;
+
+impl Behaviour for Convert {
+    fn on_action(&self, model: &mut Model, action: Action) -> Vec<Effect> {
+        let field = FIELDS[model.convert.field];
+        match action {
+            Action::Up => model.convert.field = model.convert.field.saturating_sub(1),
+            Action::Down => model.convert.field = (model.convert.field + 1).min(FIELDS.len() - 1),
+            Action::Top => model.convert.field = 0,
+            Action::Bottom => model.convert.field = FIELDS.len() - 1,
+            Action::PageDown => scroll(model, preview_rows(model) as isize),
+            Action::PageUp => scroll(model, -(preview_rows(model) as isize)),
+            Action::Edit => return edit(model, field),
+            Action::OptionNext => return choose(model, field, 1),
+            Action::OptionPrevious => return choose(model, field, -1),
+            Action::Convert => return start(model),
+            Action::Replace => return replace(model),
+            Action::CancelWork => return cancel(model),
+            Action::Back => model.screen = Screen::Runs,
+            _ => {}
+        }
+        Vec::new()
     }
-    Vec::new()
+
+    fn view(&self, model: &Model, buf: &mut Buffer, _body: Rect) {
+        let (top, below) = areas(model);
+        let fields = panel(model, buf, top, "Convert weights", Vec::new(), false);
+        let width = usize::from(fields.width);
+        let lines: Vec<Line<'static>> =
+            FIELDS.iter().enumerate().map(|(n, field)| line(model, n, *field, width)).collect();
+        write_lines(model, buf, fields, lines);
+        let (progress, below) = parts_below(model, below);
+        if let Some(work) = &model.convert.work {
+            let area = panel(model, buf, progress, "Converting", Vec::new(), true);
+            write_lines(model, buf, area, work_lines(model, work, usize::from(area.width)));
+        }
+        let area = panel(model, buf, below, "Preview", Vec::new(), false);
+        let lines = preview_lines(model, usize::from(area.width));
+        let more = lines.len() > usize::from(area.height);
+        let scroll = model.convert.scroll.min(lines.len().saturating_sub(1));
+        let left = lines.len().saturating_sub(scroll + usize::from(area.height));
+        write_lines(model, buf, area, lines.into_iter().skip(scroll));
+        if more && left > 0 && area.height > 1 {
+            let last = Rect { y: area.bottom() - 1, height: 1, ..area };
+            let key = model.keys.name(Context::Convert, Action::PageDown);
+            let text = format!("{} {} more lines: {key}", model.symbols.ellipsis, left + 1);
+            for x in last.left()..last.right() {
+                if let Some(cell) = buf.cell_mut((x, last.y)) {
+                    cell.reset();
+                }
+            }
+            write(model, buf, last, Line::styled(text, model.theme.faint));
+        }
+    }
+
+    fn open(&self, model: &mut Model) {
+        model.screen = Screen::Convert;
+    }
+
+    fn tab(&self) -> Action {
+        Action::ShowConvert
+    }
+
+    fn on_press(&self, model: &mut Model, at: Position) -> Press {
+        Press::row(fields_until(model, at.y))
+    }
+
+    fn on_wheel(&self, model: &mut Model, at: Position, direction: Action) -> Wheel {
+        if !preview_area(model).contains(at) {
+            return Wheel::Scroll;
+        }
+        let lines = NOTCH as isize;
+        scroll(model, if direction == Action::Up { -lines } else { lines });
+        Wheel::Done
+    }
 }
 
 /// Returns the number of lines of the preview that are visible.
@@ -172,13 +229,8 @@ pub fn scroll(model: &mut Model, lines: isize) {
     model.convert.scroll = model.convert.scroll.saturating_add_signed(lines).min(last);
 }
 
-/// Returns whether a position of the terminal is in the preview.
-pub fn is_over_preview(model: &Model, at: Position) -> bool {
-    preview_area(model).contains(at)
-}
-
 /// Returns the number of fields from the selected one to the one at a row of the terminal.
-pub fn fields_until(model: &Model, row: u16) -> Option<isize> {
+fn fields_until(model: &Model, row: u16) -> Option<isize> {
     let fields = layout::cut_top(areas(model).0, 1).1;
     layout::entries_until(fields, row, 0, model.convert.field, FIELDS.len())
 }
@@ -289,37 +341,6 @@ fn areas(model: &Model) -> (Rect, Rect) {
 /// Returns the area of the preview, with its heading.
 fn preview_area(model: &Model) -> Rect {
     parts_below(model, areas(model).1).1
-}
-
-/// Draws the screen.
-pub fn view(model: &Model, buf: &mut Buffer, _body: Rect) {
-    let (top, below) = areas(model);
-    let fields = panel(model, buf, top, "Convert weights", Vec::new(), false);
-    let width = usize::from(fields.width);
-    let lines: Vec<Line<'static>> = FIELDS.iter().enumerate().map(|(n, field)| line(model, n, *field, width)).collect();
-    write_lines(model, buf, fields, lines);
-    let (progress, below) = parts_below(model, below);
-    if let Some(work) = &model.convert.work {
-        let area = panel(model, buf, progress, "Converting", Vec::new(), true);
-        write_lines(model, buf, area, work_lines(model, work, usize::from(area.width)));
-    }
-    let area = panel(model, buf, below, "Preview", Vec::new(), false);
-    let lines = preview_lines(model, usize::from(area.width));
-    let more = lines.len() > usize::from(area.height);
-    let scroll = model.convert.scroll.min(lines.len().saturating_sub(1));
-    let left = lines.len().saturating_sub(scroll + usize::from(area.height));
-    write_lines(model, buf, area, lines.into_iter().skip(scroll));
-    if more && left > 0 && area.height > 1 {
-        let last = Rect { y: area.bottom() - 1, height: 1, ..area };
-        let key = model.keys.name(Context::Convert, Action::PageDown);
-        let text = format!("{} {} more lines: {key}", model.symbols.ellipsis, left + 1);
-        for x in last.left()..last.right() {
-            if let Some(cell) = buf.cell_mut((x, last.y)) {
-                cell.reset();
-            }
-        }
-        write(model, buf, last, Line::styled(text, model.theme.faint));
-    }
 }
 
 fn line(model: &Model, number: usize, field: Field, width: usize) -> Line<'static> {

@@ -3,16 +3,18 @@
 use crate::bindings::Action;
 use crate::completion;
 use crate::draft::{DraftMsg, Fit, LaunchDraft, LaunchTarget, PreflightResult, PreflightRow};
-use crate::effect::{Effect, Request};
+use crate::effect::{Effect, Request, Watch};
 use crate::fleet::FleetSource;
 use crate::jobs::Intent;
 use crate::layout;
 use crate::modals::targets;
 use crate::model::{FormPanel, Input, LaunchForm, Model, NodesScreen, Purpose, Screen};
-use crate::screens::{convert, launch_field, launch_view};
+use crate::screens::{Behaviour, NO_FORM, Press, Wheel, convert, launch_field, launch_view};
 use cluster::NodeId;
-use ratatui_core::layout::Position;
+use ratatui_core::buffer::Buffer;
+use ratatui_core::layout::{Position, Rect};
 use recipe::{RecipeError, RecipeErrorKind};
+use std::collections::BTreeSet;
 
 /// Opens the form. If the form of the same recipe is still open, it keeps its settings.
 pub fn open(model: &mut Model, draft: LaunchDraft) {
@@ -79,54 +81,100 @@ pub fn listed(model: &Model) -> Vec<NodeId> {
     }
 }
 
-/// Handles an action.
-pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
-    let Some(form) = &mut model.form else {
-        model.screen = Screen::Recipes;
-        return Vec::new();
-    };
-    match action {
-        Action::Accept => return accept(model),
-        Action::Back if form.is_armed => form.is_armed = false,
-        Action::Back => {
-            model.screen = form.from;
-            model.form = None;
+/// The screen.
+pub struct Launch;
+
+impl Behaviour for Launch {
+    fn on_action(&self, model: &mut Model, action: Action) -> Vec<Effect> {
+        let Some(form) = &mut model.form else {
+            model.screen = Screen::Recipes;
+            return Vec::new();
+        };
+        match action {
+            Action::Accept => return accept(model),
+            Action::Back if form.is_armed => form.is_armed = false,
+            Action::Back => {
+                model.screen = form.from;
+                model.form = None;
+            }
+            Action::FocusNext => form.focus = form.focus.turned(1),
+            Action::FocusPrevious => form.focus = form.focus.turned(-1),
+            Action::SetKey => model.input = Some(Input::new(Purpose::Override, "")),
+            Action::EditKey => edit_key(model),
+            Action::UnsetKey => unset_key(model),
+            Action::Defaults => form.with_defaults = !form.with_defaults,
+            Action::Targets => targets::open(model),
+            Action::Ranks => edit_ranks(model),
+            Action::Toggle => toggle_node(model),
+            Action::Fit => fit(form),
+            Action::Weights => {
+                let init = form.draft.init.clone().unwrap_or_default();
+                model.input = Some(Input::new(Purpose::Weights, init));
+            }
+            Action::Push => push(model),
+            Action::Waive => waive(model),
+            Action::CheckAgain => form.change(|draft| draft.round += 1),
+            Action::Convert => {
+                return match form.convert.take() {
+                    Some(options) => convert::open_with(model, *options),
+                    None => {
+                        model.warn("No weights have to be converted");
+                        Vec::new()
+                    }
+                };
+            }
+            action => moved(model, action),
         }
-        Action::FocusNext => form.focus = form.focus.turned(1),
-        Action::FocusPrevious => form.focus = form.focus.turned(-1),
-        Action::SetKey => model.input = Some(Input::new(Purpose::Override, "")),
-        Action::EditKey => edit_key(model),
-        Action::UnsetKey => unset_key(model),
-        Action::Defaults => form.with_defaults = !form.with_defaults,
-        Action::Targets => targets::open(model),
-        Action::Ranks => edit_ranks(model),
-        Action::Toggle => toggle_node(model),
-        Action::Fit => fit(form),
-        Action::Weights => {
-            let init = form.draft.init.clone().unwrap_or_default();
-            model.input = Some(Input::new(Purpose::Weights, init));
-        }
-        Action::Push => push(model),
-        Action::Waive => waive(model),
-        Action::CheckAgain => form.change(|draft| draft.round += 1),
-        Action::Convert => {
-            return match form.convert.take() {
-                Some(options) => convert::open_with(model, *options),
-                None => {
-                    model.warn("No weights have to be converted");
-                    Vec::new()
-                }
-            };
-        }
-        action => moved(model, action),
+        keep_nodes(model);
+        Vec::new()
     }
-    keep_nodes(model);
-    Vec::new()
+
+    fn view(&self, model: &Model, buf: &mut Buffer, body: Rect) {
+        launch_view::view(model, buf, body);
+    }
+
+    fn can_open(&self, model: &Model) -> bool {
+        model.form.is_some()
+    }
+
+    fn open(&self, model: &mut Model) {
+        if model.form.is_none() {
+            return model.warn(NO_FORM);
+        }
+        model.screen = Screen::Launch;
+        // Another screen may have changed the source of the nodes.
+        keep_nodes(model);
+    }
+
+    fn tab(&self) -> Action {
+        Action::ShowRecipes
+    }
+
+    fn subject(&self, model: &Model, _: usize) -> String {
+        model.form.as_ref().map_or_else(String::new, |form| form.draft.recipe.clone())
+    }
+
+    fn watches(&self, model: &Model, wanted: &mut BTreeSet<Watch>) {
+        let Some(form) = &model.form else { return };
+        wanted.insert(Watch::Draft(Box::new(form.draft.clone())));
+        let path = form.draft.target.hostfile();
+        wanted.extend(path.map(|path| Watch::Nodes(FleetSource::Hostfile(path.to_owned()))));
+    }
+
+    fn on_press(&self, model: &mut Model, at: Position) -> Press {
+        press(model, at);
+        Press::Done
+    }
+
+    fn on_wheel(&self, model: &mut Model, at: Position, _: Action) -> Wheel {
+        focus(model, at);
+        Wheel::Scroll
+    }
 }
 
 /// Handles a press of the mouse button: focuses a panel and selects an entry. A press on the selected entry edits the key,
 /// uses the node or leaves it out, or changes the number of ranks. Only a key starts the run or waives a check.
-pub fn press(model: &mut Model, at: Position) {
+fn press(model: &mut Model, at: Position) {
     let (Some(panel), entry) = (launch_view::panel_at(model, at), launch_view::entry_at(model, at)) else { return };
     let nodes = listed(model).len();
     let Some(form) = &mut model.form else { return };
@@ -167,7 +215,7 @@ pub fn press_completion(model: &mut Model, at: Position) {
 }
 
 /// Focuses the panel at a position of the terminal, which the wheel then scrolls.
-pub fn focus(model: &mut Model, at: Position) {
+fn focus(model: &mut Model, at: Position) {
     let panel = launch_view::panel_at(model, at);
     if let (Some(form), Some(panel)) = (&mut model.form, panel) {
         form.focus = panel;

@@ -2,19 +2,22 @@
 //! and search it.
 
 use crate::bindings::{Action, Context};
-use crate::effect::Effect;
+use crate::effect::{Effect, Watch};
 use crate::layout;
 use crate::log_lines::Level;
 use crate::model::{EarlierSearch, Input, LogLine, LogsScreen, Model, Purpose, RunScreen, Screen, Search};
 use crate::rank_set::RankSet;
+use crate::run_actions;
 use crate::run_state::{StateKind, short_id};
+use crate::screens::{Behaviour, NO_RUNS, Press};
 use crate::text;
 use crate::widgets::{write, write_centered, write_split};
 use ratatui_core::buffer::Buffer;
-use ratatui_core::layout::Rect;
+use ratatui_core::layout::{Position, Rect};
 use ratatui_core::style::{Modifier, Style};
 use ratatui_core::text::{Line, Span};
 use regex::RegexBuilder;
+use std::collections::BTreeSet;
 use std::ops::Range;
 use units::counted;
 
@@ -63,87 +66,186 @@ pub fn check_ranks(model: &mut Model, text: &str) {
     }
 }
 
-/// Handles an action.
-pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
-    let size = text_size(model);
-    let ranks = model.run.as_ref().map_or(0, |run| run.places().len());
-    let Some(logs) = &mut model.logs else { return Vec::new() };
-    let page = size.1.saturating_sub(1).max(1);
-    logs.seeks_later = None;
-    match action {
-        Action::Up => logs.scroll_up(1, size),
-        Action::Down => logs.scroll_down(1, size),
-        Action::PageUp => logs.scroll_up(page, size),
-        Action::PageDown => logs.scroll_down(page, size),
-        Action::Top => logs.scroll_up(usize::MAX, size),
-        Action::Bottom => logs.top = None,
-        Action::Follow => logs.top = if logs.top.is_some() { None } else { Some(logs.shown_top(size)) },
-        Action::Wrap => logs.wrap = !logs.wrap,
-        Action::Search => {
-            let text = logs.search.as_ref().map_or_else(String::new, |search| search.text.clone());
-            model.input = Some(Input::new(Purpose::Search, text));
-        }
-        Action::SearchNext | Action::SearchPrevious => {
-            let wanted = logs.search.as_ref().map(|search| search.text.clone());
-            if !logs.find(action == Action::SearchNext, size) {
-                model.warn(match wanted {
-                    Some(text) => format!("No match for \"{text}\" in the loaded lines"),
-                    None => {
-                        format!("No search text. Press {} to search.", model.keys.name(Context::Logs, Action::Search))
-                    }
-                });
+/// The screen.
+pub struct Logs;
+
+impl Behaviour for Logs {
+    fn on_action(&self, model: &mut Model, action: Action) -> Vec<Effect> {
+        let size = text_size(model);
+        let ranks = model.run.as_ref().map_or(0, |run| run.places().len());
+        let Some(logs) = &mut model.logs else { return Vec::new() };
+        let page = size.1.saturating_sub(1).max(1);
+        logs.seeks_later = None;
+        match action {
+            Action::Up => logs.scroll_up(1, size),
+            Action::Down => logs.scroll_down(1, size),
+            Action::PageUp => logs.scroll_up(page, size),
+            Action::PageDown => logs.scroll_down(page, size),
+            Action::Top => logs.scroll_up(usize::MAX, size),
+            Action::Bottom => logs.top = None,
+            Action::Follow => logs.top = if logs.top.is_some() { None } else { Some(logs.shown_top(size)) },
+            Action::Wrap => logs.wrap = !logs.wrap,
+            Action::Search => {
+                let text = logs.search.as_ref().map_or_else(String::new, |search| search.text.clone());
+                model.input = Some(Input::new(Purpose::Search, text));
             }
-        }
-        Action::FirstError => go_to_first_error(model, size),
-        Action::NextLevel => {
-            logs.level = match logs.level {
-                Level::Plain => Level::Warning,
-                Level::Warning => Level::Error,
-                Level::Error => Level::Plain,
-            };
-        }
-        Action::LogRanks if logs.rank.is_some() => {
-            let key = model.keys.name(Context::Logs, Action::AllRanks);
-            model.warn(format!("Press {key} for the logs of all ranks, then choose ranks"));
-        }
-        Action::LogRanks => {
-            let text = logs.only.to_string();
-            model.input = Some(Input::new(Purpose::LogRanks, text));
-        }
-        Action::Expand => match logs.current {
-            Some(line) => logs.toggle(line),
-            None => {
-                let key = |action| model.keys.name(Context::Logs, action);
-                let (error, search, all) = (key(Action::FirstError), key(Action::Search), key(Action::Unfold));
-                model.warn(format!(
+            Action::SearchNext | Action::SearchPrevious => {
+                let wanted = logs.search.as_ref().map(|search| search.text.clone());
+                if !logs.find(action == Action::SearchNext, size) {
+                    model.warn(match wanted {
+                        Some(text) => format!("No match for \"{text}\" in the loaded lines"),
+                        None => {
+                            format!(
+                                "No search text. Press {} to search.",
+                                model.keys.name(Context::Logs, Action::Search)
+                            )
+                        }
+                    });
+                }
+            }
+            Action::FirstError => go_to_first_error(model, size),
+            Action::NextLevel => {
+                logs.level = match logs.level {
+                    Level::Plain => Level::Warning,
+                    Level::Warning => Level::Error,
+                    Level::Error => Level::Plain,
+                };
+            }
+            Action::LogRanks if logs.rank.is_some() => {
+                let key = model.keys.name(Context::Logs, Action::AllRanks);
+                model.warn(format!("Press {key} for the logs of all ranks, then choose ranks"));
+            }
+            Action::LogRanks => {
+                let text = logs.only.to_string();
+                model.input = Some(Input::new(Purpose::LogRanks, text));
+            }
+            Action::Expand => match logs.current {
+                Some(line) => logs.toggle(line),
+                None => {
+                    let key = |action| model.keys.name(Context::Logs, action);
+                    let (error, search, all) = (key(Action::FirstError), key(Action::Search), key(Action::Unfold));
+                    model.warn(format!(
                     "No line is marked. Press {error} for the first error, {search} to search, or {all} for all lines."
                 ));
+                }
+            },
+            Action::Unfold => {
+                logs.is_unfolded = !logs.is_unfolded;
+                logs.toggled.clear();
             }
-        },
-        Action::Unfold => {
-            logs.is_unfolded = !logs.is_unfolded;
-            logs.toggled.clear();
+            Action::RankNext | Action::RankPrevious if ranks > 1 => {
+                // The merged log comes before rank 0.
+                let at = logs.rank.map_or(0, |rank| rank + 1);
+                let step = if action == Action::RankNext { 1 } else { ranks };
+                logs.show(((at + step) % (ranks + 1)).checked_sub(1));
+            }
+            Action::RankNext | Action::RankPrevious => model.warn("This run has no other rank"),
+            Action::AllRanks if logs.rank.is_some() => logs.show(None),
+            Action::Back if logs.search.is_some() => logs.search = None,
+            Action::Back if logs.level != Level::Plain || !logs.only.is_empty() => {
+                logs.level = Level::Plain;
+                logs.only = RankSet::default();
+            }
+            Action::Back => {
+                model.logs = None;
+                model.screen = Screen::Run;
+            }
+            _ => {}
         }
-        Action::RankNext | Action::RankPrevious if ranks > 1 => {
-            // The merged log comes before rank 0.
-            let at = logs.rank.map_or(0, |rank| rank + 1);
-            let step = if action == Action::RankNext { 1 } else { ranks };
-            logs.show(((at + step) % (ranks + 1)).checked_sub(1));
-        }
-        Action::RankNext | Action::RankPrevious => model.warn("This run has no other rank"),
-        Action::AllRanks if logs.rank.is_some() => logs.show(None),
-        Action::Back if logs.search.is_some() => logs.search = None,
-        Action::Back if logs.level != Level::Plain || !logs.only.is_empty() => {
-            logs.level = Level::Plain;
-            logs.only = RankSet::default();
-        }
-        Action::Back => {
-            model.logs = None;
-            model.screen = Screen::Run;
-        }
-        _ => {}
+        Vec::new()
     }
-    Vec::new()
+
+    fn view(&self, model: &Model, buf: &mut Buffer, body: Rect) {
+        let (Some(run), Some(logs)) = (&model.run, &model.logs) else { return };
+        let parts = parts(model, body);
+        heading(model, run, logs, buf, parts.heading);
+        first_error(model, logs, buf, parts.error);
+        let faint = model.theme.faint;
+        let area = parts.lines;
+        let size = (usize::from(area.width - parts.label).max(1), usize::from(area.height));
+        let rows = rows(logs, size);
+        if rows.is_empty() {
+            write_centered(model, buf, area, vec![Line::styled(nothing(model, run, logs), faint)]);
+            return;
+        }
+        let top = first_row(logs, &rows, area);
+        if top > area.top() {
+            let text = match (logs.store.is_cut(), logs.rank) {
+                (false, Some(_)) => format!("the first {} are only in the file", units::short_size(logs.skipped_bytes)),
+                (false, None) => format!("the first {} are only in the files", units::short_size(logs.skipped_bytes)),
+                (true, Some(_)) => "earlier lines are only in the file".to_owned(),
+                (true, None) => "earlier lines are only in the files".to_owned(),
+            };
+            write(model, buf, area, Line::styled(format!("… {text}"), faint));
+        }
+        for (y, row) in (top..area.bottom()).zip(rows) {
+            let at = Rect { y, height: 1, ..area };
+            if row.line.is_divider {
+                let rule = model.symbols.rule.repeat(3);
+                write(model, buf, at, Line::styled(format!("{rule} {} {rule}", row.text), faint));
+                continue;
+            }
+            let is_current = logs.current == Some(row.number);
+            let (label, rest) = (
+                Rect { width: parts.label, ..at },
+                Rect { x: at.x + parts.label, width: at.width - parts.label, ..at },
+            );
+            if row.part.start == 0 && parts.label > 1 {
+                write(
+                    model,
+                    buf,
+                    label,
+                    label_of(model, &row.ranks, is_current && row.is_first, parts.label, body.width >= WIDE),
+                );
+            }
+            write(model, buf, rest, styled(model, logs, &row, is_current));
+        }
+    }
+
+    fn can_open(&self, model: &Model) -> bool {
+        model.run_to_open().is_some()
+    }
+
+    fn open(&self, model: &mut Model) {
+        match model.run_to_open() {
+            Some(run) => {
+                model.open_run(run);
+                run_actions::act(model, Action::Logs);
+            }
+            None => model.warn(NO_RUNS),
+        }
+    }
+
+    fn subject(&self, model: &Model, room: usize) -> String {
+        model.run_subject(room)
+    }
+
+    fn watches(&self, model: &Model, wanted: &mut BTreeSet<Watch>) {
+        let (Some(run), Some(logs)) = (&model.run, &model.logs) else { return };
+        wanted.insert(Watch::Run(run.id.clone()));
+        match (logs.rank, logs.place(run)) {
+            (None, _) => {
+                wanted.insert(Watch::Logs { run: run.id.clone(), attempt: logs.pinned });
+            }
+            (Some(_), Some(place)) => {
+                wanted.insert(Watch::Log { run: run.id.clone(), node: place.node.clone(), rank: place.rank });
+            }
+            (Some(_), None) => {}
+        }
+    }
+
+    /// Marks a line. A click on the marked line shows or folds the text of each rank.
+    fn on_press(&self, model: &mut Model, at: Position) -> Press {
+        if let (Some(line), Some(logs)) = (line_at(model, at.y), &mut model.logs) {
+            if logs.current == Some(line) {
+                logs.toggle(line);
+            } else {
+                // Do not scroll: the lines must not move under the pointer.
+                (logs.current, logs.seeks_later) = (Some(line), None);
+            }
+        }
+        Press::Done
+    }
 }
 
 /// Goes to the first error. If lines that are not loaded may have an earlier one, a notice states this.
@@ -250,58 +352,12 @@ fn first_row(logs: &LogsScreen, rows: &[Row<'_>], area: Rect) -> u16 {
 }
 
 /// Returns the log line at a row of the terminal.
-pub fn line_at(model: &Model, row: u16) -> Option<u64> {
+fn line_at(model: &Model, row: u16) -> Option<u64> {
     let logs = model.logs.as_ref()?;
     let parts = parts(model, layout::areas(model.size).body);
     let rows = rows(logs, text_size(model));
     let at = row.checked_sub(first_row(logs, &rows, parts.lines))?;
     (row < parts.lines.bottom()).then(|| rows.get(usize::from(at)).map(|row| row.number)).flatten()
-}
-
-/// Draws the screen.
-pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
-    let (Some(run), Some(logs)) = (&model.run, &model.logs) else { return };
-    let parts = parts(model, body);
-    heading(model, run, logs, buf, parts.heading);
-    first_error(model, logs, buf, parts.error);
-    let faint = model.theme.faint;
-    let area = parts.lines;
-    let size = (usize::from(area.width - parts.label).max(1), usize::from(area.height));
-    let rows = rows(logs, size);
-    if rows.is_empty() {
-        write_centered(model, buf, area, vec![Line::styled(nothing(model, run, logs), faint)]);
-        return;
-    }
-    let top = first_row(logs, &rows, area);
-    if top > area.top() {
-        let text = match (logs.store.is_cut(), logs.rank) {
-            (false, Some(_)) => format!("the first {} are only in the file", units::short_size(logs.skipped_bytes)),
-            (false, None) => format!("the first {} are only in the files", units::short_size(logs.skipped_bytes)),
-            (true, Some(_)) => "earlier lines are only in the file".to_owned(),
-            (true, None) => "earlier lines are only in the files".to_owned(),
-        };
-        write(model, buf, area, Line::styled(format!("… {text}"), faint));
-    }
-    for (y, row) in (top..area.bottom()).zip(rows) {
-        let at = Rect { y, height: 1, ..area };
-        if row.line.is_divider {
-            let rule = model.symbols.rule.repeat(3);
-            write(model, buf, at, Line::styled(format!("{rule} {} {rule}", row.text), faint));
-            continue;
-        }
-        let is_current = logs.current == Some(row.number);
-        let (label, rest) =
-            (Rect { width: parts.label, ..at }, Rect { x: at.x + parts.label, width: at.width - parts.label, ..at });
-        if row.part.start == 0 && parts.label > 1 {
-            write(
-                model,
-                buf,
-                label,
-                label_of(model, &row.ranks, is_current && row.is_first, parts.label, body.width >= WIDE),
-            );
-        }
-        write(model, buf, rest, styled(model, logs, &row, is_current));
-    }
 }
 
 /// Returns why there are no lines to show.

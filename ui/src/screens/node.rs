@@ -2,14 +2,14 @@
 //! output of nvidia-smi.
 
 use crate::bindings::Action;
-use crate::effect::Effect;
+use crate::effect::{Effect, Watch};
 use crate::fleet::{Link, NodeHealth, NodeView};
 use crate::layout;
 use crate::model::{Model, NodeScreen, Screen};
 use crate::run_state::short_id;
 use crate::screens::node_gpus::{self, GpuColumns};
 use crate::screens::node_history::{self, Lanes};
-use crate::screens::{history_cursor, node_table, nodes, processes};
+use crate::screens::{Behaviour, NO_NODE, Press, Wheel, history_cursor, node_table, nodes, processes};
 use crate::text;
 use crate::widgets::{failure_lines, panel, write, write_centered, write_lines};
 use cluster::{GpuProcess, NodeId};
@@ -17,6 +17,7 @@ use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::{Position, Rect};
 use ratatui_core::text::{Line, Span};
 use rundir::{Failure, RunId};
+use std::collections::BTreeSet;
 
 /// Opens the selected node.
 pub fn open(model: &mut Model) {
@@ -41,27 +42,146 @@ pub fn on_smi(model: &mut Model, node: &NodeId, output: Result<String, Failure>)
     }
 }
 
-/// Handles an action.
-pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
-    let room = usize::from(areas(model).1.height).max(1);
-    let lines = lines_of(model);
-    let last = lines.saturating_sub(room);
-    let Some(node) = &mut model.node else { return Vec::new() };
-    if let Some(to) = layout::moved(action, node.scroll.min(last), room, last) {
-        node.scroll = to;
-        return Vec::new();
+/// The screen.
+pub struct Node;
+
+impl Behaviour for Node {
+    fn on_action(&self, model: &mut Model, action: Action) -> Vec<Effect> {
+        let room = usize::from(areas(model).1.height).max(1);
+        let lines = lines_of(model);
+        let last = lines.saturating_sub(room);
+        let Some(node) = &mut model.node else { return Vec::new() };
+        if let Some(to) = layout::moved(action, node.scroll.min(last), room, last) {
+            node.scroll = to;
+            return Vec::new();
+        }
+        match action {
+            Action::RawText => (node.raw, node.scroll) = (!node.raw, 0),
+            Action::Processes => processes::open(model),
+            Action::ZoomIn | Action::ZoomOut => nodes::zoom(model, action),
+            Action::CursorLeft | Action::CursorRight => history_cursor::step(model, action == Action::CursorRight),
+            Action::Kill => return processes::kill_on_nodes(model),
+            Action::NodeNext | Action::NodePrevious => {
+                step(model, action == Action::NodeNext);
+                nodes::keep_selection(model);
+            }
+            Action::Back => model.screen = Screen::Nodes,
+            _ => {}
+        }
+        Vec::new()
     }
-    match action {
-        Action::RawText => (node.raw, node.scroll) = (!node.raw, 0),
-        Action::Processes => processes::open(model),
-        Action::ZoomIn | Action::ZoomOut => nodes::zoom(model, action),
-        Action::CursorLeft | Action::CursorRight => history_cursor::step(model, action == Action::CursorRight),
-        Action::Kill => return processes::kill_on_nodes(model),
-        Action::NodeNext | Action::NodePrevious => step(model, action == Action::NodeNext),
-        Action::Back => model.screen = Screen::Nodes,
-        _ => {}
+
+    fn view(&self, model: &Model, buf: &mut Buffer, body: Rect) {
+        let Some((open, view)) = opened(model) else {
+            let faint = |text: String| vec![Line::styled(text, model.theme.faint)];
+            let gone = match (&model.node, &model.fleet.listed) {
+                (Some(_), None) => faint("Loading nodes…".to_owned()),
+                (Some(_), Some(Err(failure))) => failure_lines(model, failure, usize::from(body.width.min(76))),
+                (Some(open), Some(Ok(()))) => faint(format!("{} is no longer listed", open.id)),
+                (None, _) => Vec::new(),
+            };
+            write_centered(model, buf, body, gone);
+            return;
+        };
+        let (head, rest) = areas(model);
+        write(model, buf, head, head_line(model, view));
+        let width = usize::from(rest.width);
+        let total = lines_of(model);
+        let room = usize::from(rest.height);
+        let top = open.scroll.min(total.saturating_sub(room));
+        if open.raw {
+            let below =
+                panel(model, buf, rest, "nvidia-smi", position(model, top, room.saturating_sub(1), total), false);
+            let lines: Vec<Line<'static>> = match &open.smi {
+                None => vec![Line::styled("Running nvidia-smi…", model.theme.faint)],
+                Some(Err(failure)) => failure_lines(model, failure, width),
+                Some(Ok(output)) => {
+                    output.lines().skip(top).take(room).map(|line| Line::from(text::clean(line))).collect()
+                }
+            };
+            write_lines(model, buf, below, lines);
+            return;
+        }
+        let lines = NodeLines::of(model, view, width, room);
+        let columns = GpuColumns::new(model, view, width);
+        let mut drawn: Option<(usize, Buffer)> = None;
+        for (y, row) in (rest.top()..rest.bottom()).zip(lines.rows.into_iter().skip(top)) {
+            let line = Rect { y, height: 1, ..rest };
+            match row {
+                NodeLine::Text(text) => write(model, buf, line, text),
+                NodeLine::Heading(title, value) => drop(panel(model, buf, line, &title, value, false)),
+                NodeLine::Gpu { at, row, history } => {
+                    let Some(gpu) = view.gpus().get(at) else { continue };
+                    // A GPU is drawn as a whole into a separate buffer, from which its visible rows are copied.
+                    if drawn.as_ref().is_none_or(|(gpu, _)| *gpu != at) {
+                        let area = Rect::new(0, 0, rest.width, history as u16 + 1);
+                        let mut all = Buffer::empty(area);
+                        node_gpus::draw(model, view, gpu, &columns, &mut all, area);
+                        drawn = Some((at, all));
+                    }
+                    let Some((_, all)) = &drawn else { continue };
+                    for x in 0..rest.width {
+                        if let (Some(to), Some(from)) = (buf.cell_mut((rest.x + x, y)), all.cell((x, row as u16))) {
+                            *to = from.clone();
+                        }
+                    }
+                }
+            }
+        }
+        let (lanes, below) = history_area(model, view);
+        node_history::view(model, view, lanes, buf, below);
     }
-    Vec::new()
+
+    fn can_open(&self, model: &Model) -> bool {
+        model.selected_node().is_some()
+    }
+
+    fn open(&self, model: &mut Model) {
+        nodes::open(model, model.fleet.of.clone());
+        match model.selected_node() {
+            Some(_) => open(model),
+            None => model.warn(NO_NODE),
+        }
+    }
+
+    fn tab(&self) -> Action {
+        Action::ShowNodes
+    }
+
+    fn subject(&self, model: &Model, _: usize) -> String {
+        model.nodes_source()
+    }
+
+    fn on_tick(&self, model: &mut Model) {
+        nodes::renew(model);
+    }
+
+    fn watches(&self, model: &Model, wanted: &mut BTreeSet<Watch>) {
+        wanted.insert(Watch::Nodes(model.fleet.of.clone()));
+        let Some(open) = &model.node else { return };
+        nodes::watch_history(model, model.fleet.node(&open.id), wanted);
+        if open.raw {
+            wanted.insert(Watch::Smi { of: model.fleet.of.clone(), node: open.id.clone() });
+        }
+    }
+
+    fn on_press(&self, model: &mut Model, at: Position) -> Press {
+        self.on_drag(model, at);
+        Press::Done
+    }
+
+    fn on_drag(&self, model: &mut Model, at: Position) {
+        if let Some(plot) = history_at(model, at) {
+            history_cursor::put(model, plot, at.x);
+        }
+    }
+
+    fn on_wheel(&self, model: &mut Model, at: Position, direction: Action) -> Wheel {
+        match history_at(model, at) {
+            Some(_) => nodes::zoom_by_wheel(model, direction),
+            None => Wheel::Scroll,
+        }
+    }
 }
 
 /// Opens the next or previous node of the list.
@@ -91,65 +211,6 @@ fn opened(model: &Model) -> Option<(&NodeScreen, &NodeView)> {
     Some((open, model.fleet.node(&open.id)?))
 }
 
-/// Draws the screen.
-pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
-    let Some((open, view)) = opened(model) else {
-        let faint = |text: String| vec![Line::styled(text, model.theme.faint)];
-        let gone = match (&model.node, &model.fleet.listed) {
-            (Some(_), None) => faint("Loading nodes…".to_owned()),
-            (Some(_), Some(Err(failure))) => failure_lines(model, failure, usize::from(body.width.min(76))),
-            (Some(open), Some(Ok(()))) => faint(format!("{} is no longer listed", open.id)),
-            (None, _) => Vec::new(),
-        };
-        write_centered(model, buf, body, gone);
-        return;
-    };
-    let (head, rest) = areas(model);
-    write(model, buf, head, head_line(model, view));
-    let width = usize::from(rest.width);
-    let total = lines_of(model);
-    let room = usize::from(rest.height);
-    let top = open.scroll.min(total.saturating_sub(room));
-    if open.raw {
-        let below = panel(model, buf, rest, "nvidia-smi", position(model, top, room.saturating_sub(1), total), false);
-        let lines: Vec<Line<'static>> = match &open.smi {
-            None => vec![Line::styled("Running nvidia-smi…", model.theme.faint)],
-            Some(Err(failure)) => failure_lines(model, failure, width),
-            Some(Ok(output)) => output.lines().skip(top).take(room).map(|line| Line::from(text::clean(line))).collect(),
-        };
-        write_lines(model, buf, below, lines);
-        return;
-    }
-    let lines = NodeLines::of(model, view, width, room);
-    let columns = GpuColumns::new(model, view, width);
-    let mut drawn: Option<(usize, Buffer)> = None;
-    for (y, row) in (rest.top()..rest.bottom()).zip(lines.rows.into_iter().skip(top)) {
-        let line = Rect { y, height: 1, ..rest };
-        match row {
-            NodeLine::Text(text) => write(model, buf, line, text),
-            NodeLine::Heading(title, value) => drop(panel(model, buf, line, &title, value, false)),
-            NodeLine::Gpu { at, row, history } => {
-                let Some(gpu) = view.gpus().get(at) else { continue };
-                // A GPU is drawn as a whole into a separate buffer, from which its visible rows are copied.
-                if drawn.as_ref().is_none_or(|(gpu, _)| *gpu != at) {
-                    let area = Rect::new(0, 0, rest.width, history as u16 + 1);
-                    let mut all = Buffer::empty(area);
-                    node_gpus::draw(model, view, gpu, &columns, &mut all, area);
-                    drawn = Some((at, all));
-                }
-                let Some((_, all)) = &drawn else { continue };
-                for x in 0..rest.width {
-                    if let (Some(to), Some(from)) = (buf.cell_mut((rest.x + x, y)), all.cell((x, row as u16))) {
-                        *to = from.clone();
-                    }
-                }
-            }
-        }
-    }
-    let (lanes, below) = history_area(model, view);
-    node_history::view(model, view, lanes, buf, below);
-}
-
 /// Returns the area of the history below the other lines, and the lanes that it shows.
 fn history_area(model: &Model, view: &NodeView) -> (Lanes, Rect) {
     let lines = u16::try_from(lines_of(model) + 1).unwrap_or(u16::MAX);
@@ -158,7 +219,7 @@ fn history_area(model: &Model, view: &NodeView) -> (Lanes, Rect) {
 }
 
 /// Returns the area of the lines in the history of the node or of a GPU, if a position of the terminal is in it.
-pub fn history_at(model: &Model, at: Position) -> Option<Rect> {
+fn history_at(model: &Model, at: Position) -> Option<Rect> {
     let (open, view) = opened(model).filter(|(open, _)| !open.raw)?;
     let (lanes, area) = history_area(model, view);
     let of_node = node_history::plot(model, view, lanes, area).filter(|plot| plot.contains(at));

@@ -1,7 +1,7 @@
 //! The Nodes screen: lists the watched nodes with their condition, values and faults, as a table or a heat map.
 
 use crate::bindings::{Action, Context};
-use crate::effect::Effect;
+use crate::effect::{Effect, Watch};
 use crate::fleet::{FleetSource, Link, NodeHealth, NodeView, Sort};
 use crate::gpu_value::{GpuReader, GpuValue, is_current};
 use crate::layout;
@@ -10,7 +10,7 @@ use crate::run_state::short_id;
 use crate::screens::node_heat::{self, HeatGrid};
 use crate::screens::node_history::{self, Lanes};
 use crate::screens::node_table::{self, NODE_COLUMNS, NodeColumn};
-use crate::screens::{history_cursor, node, processes};
+use crate::screens::{Behaviour, Press, Wheel, history_cursor, node, processes};
 use crate::slurm;
 use crate::widgets::table::{self, Align, Column, GAP, Rows, Table};
 use crate::widgets::{failure_lines, hint, panel, write, write_centered, write_lines};
@@ -18,6 +18,7 @@ use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::{Position, Rect};
 use ratatui_core::style::Style;
 use ratatui_core::text::{Line, Span};
+use std::collections::BTreeSet;
 use units::counted;
 
 /// Rows of the details below the list.
@@ -27,7 +28,7 @@ const HISTORY_FROM: u16 = 36;
 
 /// Opens the screen with the nodes of a source. Another source than before resets the selection, marks and filter.
 pub fn open(model: &mut Model, of: FleetSource) {
-    if !matches!(model.screen, Screen::Nodes | Screen::Node | Screen::Processes) {
+    if !model.screen.is_of_nodes() {
         model.nodes.from = Some(model.screen);
     }
     if model.fleet.of != of {
@@ -69,76 +70,181 @@ pub fn set_filter(model: &mut Model, filter: String) {
     renew(model);
 }
 
-/// Handles an action.
-pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
-    let at = model.node_position();
-    let areas = areas(model);
-    let page = listed(model, areas.table).page();
-    let last = model.nodes.order.len().saturating_sub(1);
-    let column = model.nodes.heat.map(|_| HeatGrid::new(model, areas.table).rows);
-    let beside = match (action, column) {
-        (Action::CursorLeft, Some(column)) => at.checked_sub(column),
-        (Action::CursorRight, Some(column)) => Some((at + column).min(last)),
-        _ => None,
-    };
-    if let Some(target) = layout::moved(action, at, page, last).or(beside) {
-        let target = model.nodes.order.get(target).and_then(|at| model.fleet.nodes().get(*at));
-        model.nodes.selected = target.map(|view| view.node.id.clone());
-        keep_selection(model);
-        return Vec::new();
-    }
-    match action {
-        Action::Open => node::open(model),
-        Action::Filter => {
-            model.input = Some(Input::new(Purpose::NodeFilter, model.nodes.filter.clone()));
+/// The screen.
+pub struct Nodes;
+
+impl Behaviour for Nodes {
+    fn on_action(&self, model: &mut Model, action: Action) -> Vec<Effect> {
+        let at = model.node_position();
+        let areas = areas(model);
+        let page = listed(model, areas.table).page();
+        let last = model.nodes.order.len().saturating_sub(1);
+        let column = model.nodes.heat.map(|_| HeatGrid::new(model, areas.table).rows);
+        let beside = match (action, column) {
+            (Action::CursorLeft, Some(column)) => at.checked_sub(column),
+            (Action::CursorRight, Some(column)) => Some((at + column).min(last)),
+            _ => None,
+        };
+        if let Some(target) = layout::moved(action, at, page, last).or(beside) {
+            let target = model.nodes.order.get(target).and_then(|at| model.fleet.nodes().get(*at));
+            model.nodes.selected = target.map(|view| view.node.id.clone());
+            keep_selection(model);
+            return Vec::new();
         }
-        Action::HeatMap => {
-            let next = match model.nodes.heat {
-                None => Some(GpuValue::Power),
-                Some(value) => value.next(),
-            };
-            model.nodes.heat = next.filter(|value| *value != GpuValue::StepTime || has_step_times(model));
-        }
-        Action::ZoomIn | Action::ZoomOut => zoom(model, action),
-        Action::CursorLeft | Action::CursorRight if model.nodes.heat.is_none() => {
-            history_cursor::step(model, action == Action::CursorRight);
-        }
-        Action::Sort => {
-            model.nodes.sort = model.nodes.sort.next();
-            model.nodes.reverse = false;
-            renew(model);
-        }
-        Action::ReverseSort => {
-            model.nodes.reverse = !model.nodes.reverse;
-            renew(model);
-        }
-        Action::Mark => {
-            if let Some(node) = model.selected_node().map(|view| view.node.id.clone()) {
-                if !model.nodes.marked.remove(&node) {
-                    model.nodes.marked.insert(node);
-                }
-                return on_action(model, Action::Down);
+        match action {
+            Action::Open => node::open(model),
+            Action::Filter => {
+                model.input = Some(Input::new(Purpose::NodeFilter, model.nodes.filter.clone()));
             }
+            Action::HeatMap => {
+                let next = match model.nodes.heat {
+                    None => Some(GpuValue::Power),
+                    Some(value) => value.next(),
+                };
+                model.nodes.heat = next.filter(|value| *value != GpuValue::StepTime || has_step_times(model));
+            }
+            Action::ZoomIn | Action::ZoomOut => zoom(model, action),
+            Action::CursorLeft | Action::CursorRight if model.nodes.heat.is_none() => {
+                history_cursor::step(model, action == Action::CursorRight);
+            }
+            Action::Sort => {
+                model.nodes.sort = model.nodes.sort.next();
+                model.nodes.reverse = false;
+                renew(model);
+            }
+            Action::ReverseSort => {
+                model.nodes.reverse = !model.nodes.reverse;
+                renew(model);
+            }
+            Action::Mark => {
+                if let Some(node) = model.selected_node().map(|view| view.node.id.clone()) {
+                    if !model.nodes.marked.remove(&node) {
+                        model.nodes.marked.insert(node);
+                    }
+                    return self.on_action(model, Action::Down);
+                }
+            }
+            Action::Processes => processes::open(model),
+            Action::Kill => return processes::kill_on_nodes(model),
+            Action::Back if !model.nodes.marked.is_empty() => model.nodes.marked.clear(),
+            Action::Back if !model.nodes.filter.is_empty() => set_filter(model, String::new()),
+            Action::Back => {
+                let run = model.run.is_some();
+                let back = model.nodes.from.filter(|from| run || !from.is_of_run());
+                model.screen = back.unwrap_or(Screen::Runs);
+            }
+            _ => {}
         }
-        Action::Processes => processes::open(model),
-        Action::Kill => return processes::kill_on_nodes(model),
-        Action::Back if !model.nodes.marked.is_empty() => model.nodes.marked.clear(),
-        Action::Back if !model.nodes.filter.is_empty() => set_filter(model, String::new()),
-        Action::Back => {
-            let run = model.run.is_some();
-            let back =
-                model.nodes.from.filter(|from| run || !matches!(from, Screen::Run | Screen::Logs | Screen::Samples));
-            model.screen = back.unwrap_or(Screen::Runs);
-        }
-        _ => {}
+        Vec::new()
     }
-    Vec::new()
+
+    fn view(&self, model: &Model, buf: &mut Buffer, body: Rect) {
+        match &model.fleet.listed {
+            None => {
+                write_centered(model, buf, body, vec![Line::styled("Loading nodes…", model.theme.faint)]);
+                return;
+            }
+            Some(Err(failure)) if model.fleet.nodes().is_empty() => {
+                let width = usize::from(body.width.min(76));
+                write_centered(model, buf, body, failure_lines(model, failure, width));
+                return;
+            }
+            Some(_) => {}
+        }
+        let areas = areas(model);
+        write(model, buf, areas.summary, summary(model));
+        if model.nodes.order.is_empty() {
+            let nothing = format!("No node matches \"{}\"", model.nodes.filter);
+            let clear = hint(model, &model.keys.name(Context::Nodes, Action::Back), "show all nodes");
+            write_centered(model, buf, areas.table, vec![Line::from(nothing), Line::default(), Line::from(clear)]);
+            return;
+        }
+        match model.nodes.heat {
+            Some(value) => node_heat::view(model, buf, areas.table, value),
+            None => table(model, buf, areas.table),
+        }
+        if let Some(view) = model.selected_node() {
+            details(model, buf, areas.details, view);
+            node_history::view(model, view, Lanes::All, buf, areas.history);
+        }
+    }
+
+    fn open(&self, model: &mut Model) {
+        open(model, model.fleet.of.clone());
+    }
+
+    fn tab(&self) -> Action {
+        Action::ShowNodes
+    }
+
+    fn subject(&self, model: &Model, _: usize) -> String {
+        model.nodes_source()
+    }
+
+    fn keep_selection(&self, model: &mut Model) {
+        keep_selection(model);
+    }
+
+    fn on_tick(&self, model: &mut Model) {
+        renew(model);
+    }
+
+    fn watches(&self, model: &Model, wanted: &mut BTreeSet<Watch>) {
+        wanted.insert(Watch::Nodes(model.fleet.of.clone()));
+        watch_history(model, model.selected_node(), wanted);
+        // The heat map of step times shows the newest step of the open run.
+        if let (Some(GpuValue::StepTime), Some(open)) = (model.nodes.heat, &model.run) {
+            wanted.insert(Watch::Run(open.id.clone()));
+        }
+    }
+
+    fn on_press(&self, model: &mut Model, at: Position) -> Press {
+        match history_at(model, at) {
+            Some(plot) => {
+                history_cursor::put(model, plot, at.x);
+                Press::Done
+            }
+            None => Press::row(nodes_until(model, at)),
+        }
+    }
+
+    fn on_drag(&self, model: &mut Model, at: Position) {
+        if let Some(plot) = history_at(model, at) {
+            history_cursor::put(model, plot, at.x);
+        }
+    }
+
+    fn on_wheel(&self, model: &mut Model, at: Position, direction: Action) -> Wheel {
+        match history_at(model, at) {
+            Some(_) => zoom_by_wheel(model, direction),
+            None => Wheel::Scroll,
+        }
+    }
 }
 
 /// Shows a shorter or a longer time window of the history.
 pub fn zoom(model: &mut Model, action: Action) {
     let window = model.nodes.window;
     model.nodes.window = if action == Action::ZoomIn { window.shorter() } else { window.longer() };
+}
+
+/// Shows a shorter or a longer time window of the history, as the wheel turns.
+pub fn zoom_by_wheel(model: &mut Model, direction: Action) -> Wheel {
+    zoom(model, if direction == Action::Up { Action::ZoomIn } else { Action::ZoomOut });
+    Wheel::Done
+}
+
+/// How often the recorded samples of a node are read at most, in seconds.
+const RECORDS_EVERY_S: f64 = 120.0;
+
+/// Adds the recorded samples of the node whose history is visible.
+pub fn watch_history(model: &Model, view: Option<&NodeView>, wanted: &mut BTreeSet<Watch>) {
+    let FleetSource::Run(run) = &model.fleet.of else { return };
+    // The recorded samples lack the memory size of the GPUs, so that they are read once the node has sent a sample.
+    // They are read at most every few minutes, because the node on top changes often if nodes are sorted by a reading.
+    let is_due = |view: &&NodeView| view.records_s.is_none_or(|read_s| model.now - read_s > RECORDS_EVERY_S);
+    let due = view.filter(|view| view.frame.is_some()).filter(is_due);
+    wanted.extend(due.map(|view| Watch::Recorded { run: run.clone(), node: view.node.id.clone() }));
 }
 
 /// Returns whether the open run has step times for a GPU of any watched node.
@@ -173,13 +279,13 @@ fn areas(model: &Model) -> NodesAreas {
 }
 
 /// Returns the area of the lines in the history of the selected node, if a position of the terminal is in it.
-pub fn history_at(model: &Model, at: Position) -> Option<Rect> {
+fn history_at(model: &Model, at: Position) -> Option<Rect> {
     let plot = node_history::plot(model, model.selected_node()?, Lanes::All, areas(model).history)?;
     Some(plot).filter(|plot| plot.contains(at))
 }
 
 /// Returns the number of nodes from the selected one to the one at a position of the terminal, in the sort order.
-pub fn nodes_until(model: &Model, at: Position) -> Option<isize> {
+fn nodes_until(model: &Model, at: Position) -> Option<isize> {
     let (table, selected, count) = (areas(model).table, model.node_position(), model.nodes.order.len());
     if model.nodes.heat.is_some() {
         let place = HeatGrid::new(model, table).place_at(table, selected, count, at)?;
@@ -190,38 +296,6 @@ pub fn nodes_until(model: &Model, at: Position) -> Option<isize> {
 
 fn listed(model: &Model, area: Rect) -> Rows {
     Rows { area, top: model.nodes.top, selected: model.node_position(), count: model.nodes.order.len() }
-}
-
-/// Draws the screen.
-pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
-    match &model.fleet.listed {
-        None => {
-            write_centered(model, buf, body, vec![Line::styled("Loading nodes…", model.theme.faint)]);
-            return;
-        }
-        Some(Err(failure)) if model.fleet.nodes().is_empty() => {
-            let width = usize::from(body.width.min(76));
-            write_centered(model, buf, body, failure_lines(model, failure, width));
-            return;
-        }
-        Some(_) => {}
-    }
-    let areas = areas(model);
-    write(model, buf, areas.summary, summary(model));
-    if model.nodes.order.is_empty() {
-        let nothing = format!("No node matches \"{}\"", model.nodes.filter);
-        let clear = hint(model, &model.keys.name(Context::Nodes, Action::Back), "show all nodes");
-        write_centered(model, buf, areas.table, vec![Line::from(nothing), Line::default(), Line::from(clear)]);
-        return;
-    }
-    match model.nodes.heat {
-        Some(value) => node_heat::view(model, buf, areas.table, value),
-        None => table(model, buf, areas.table),
-    }
-    if let Some(view) = model.selected_node() {
-        details(model, buf, areas.details, view);
-        node_history::view(model, view, Lanes::All, buf, areas.history);
-    }
 }
 
 /// Returns the totals over all nodes as one line.

@@ -2,19 +2,19 @@
 
 use crate::action_plan::ActionRequest;
 use crate::bindings::{Action, Context};
-use crate::effect::{Effect, Request};
+use crate::effect::{Effect, Request, Watch};
 use crate::jobs::Intent;
 use crate::layout;
 use crate::model::{Model, ProcessesScreen, Screen};
 use crate::run_state::{StateKind, short_id};
-use crate::screens::process_details;
+use crate::screens::{Behaviour, NO_NODE, Press, nodes, process_details};
 use crate::text;
 use crate::widgets::table::{self, Align, Column, GAP, Rows, Table};
 use crate::widgets::{details, failure_lines, hint, write, write_centered, write_lines};
 use cluster::NodeId;
 use plan::{KillScope, ListedProcess, NodeProcesses, ProcessKey};
 use ratatui_core::buffer::Buffer;
-use ratatui_core::layout::Rect;
+use ratatui_core::layout::{Position, Rect};
 use ratatui_core::style::Style;
 use ratatui_core::text::{Line, Span};
 use rundir::{Failure, RunId};
@@ -90,48 +90,119 @@ pub fn keep_selection(model: &mut Model) {
     }
 }
 
-/// Handles an action.
-pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
-    let area = areas(model).1;
-    let Some(open) = &mut model.processes else { return Vec::new() };
-    let page = listed(open, area).page();
-    let (at, rows) = (open.position(), open.rows().len());
-    let key_at = |open: &ProcessesScreen, at: usize| open.rows().get(at).map(|(node, process)| process.key(node));
-    if let Some(to) = layout::moved(action, at, page, rows.saturating_sub(1)) {
-        open.selected = key_at(open, to);
-        keep_selection(model);
-        return Vec::new();
-    }
-    match action {
-        Action::Mark => {
-            if let Some(key) = key_at(open, at)
-                && !open.marked.remove(&key)
-            {
-                open.marked.insert(key);
+/// The screen.
+pub struct Processes;
+
+impl Behaviour for Processes {
+    fn on_action(&self, model: &mut Model, action: Action) -> Vec<Effect> {
+        let area = areas(model).1;
+        let Some(open) = &mut model.processes else { return Vec::new() };
+        let page = listed(open, area).page();
+        let (at, rows) = (open.position(), open.rows().len());
+        let key_at = |open: &ProcessesScreen, at: usize| open.rows().get(at).map(|(node, process)| process.key(node));
+        if let Some(to) = layout::moved(action, at, page, rows.saturating_sub(1)) {
+            open.selected = key_at(open, to);
+            keep_selection(model);
+            return Vec::new();
+        }
+        match action {
+            Action::Mark => {
+                if let Some(key) = key_at(open, at)
+                    && !open.marked.remove(&key)
+                {
+                    open.marked.insert(key);
+                }
+                open.selected = key_at(open, (at + 1).min(rows.saturating_sub(1)));
+                keep_selection(model);
             }
-            open.selected = key_at(open, (at + 1).min(rows.saturating_sub(1)));
-            keep_selection(model);
+            Action::AllUsers => {
+                open.scope = if open.scope == KillScope::Own { KillScope::AllUsers } else { KillScope::Own };
+                let live: BTreeSet<ProcessKey> = open.rows().iter().map(|(node, process)| process.key(node)).collect();
+                open.marked.retain(|key| live.contains(key));
+                keep_selection(model);
+            }
+            Action::Kill => {
+                let marked = (!open.marked.is_empty()).then(|| open.marked.clone());
+                let Some(chosen) = marked.or_else(|| Some(BTreeSet::from([key_at(open, at)?]))) else {
+                    return Vec::new();
+                };
+                let nodes = open.nodes.iter().filter(|node| chosen.iter().any(|key| key.node == **node)).cloned();
+                let (nodes, scope) = (nodes.collect(), open.scope);
+                return plan(model, nodes, scope, Some(chosen));
+            }
+            Action::Back if !open.marked.is_empty() => open.marked.clear(),
+            Action::Back => model.screen = open.from,
+            _ => {}
         }
-        Action::AllUsers => {
-            open.scope = if open.scope == KillScope::Own { KillScope::AllUsers } else { KillScope::Own };
-            let live: BTreeSet<ProcessKey> = open.rows().iter().map(|(node, process)| process.key(node)).collect();
-            open.marked.retain(|key| live.contains(key));
-            keep_selection(model);
-        }
-        Action::Kill => {
-            let marked = (!open.marked.is_empty()).then(|| open.marked.clone());
-            let Some(chosen) = marked.or_else(|| Some(BTreeSet::from([key_at(open, at)?]))) else {
-                return Vec::new();
-            };
-            let nodes = open.nodes.iter().filter(|node| chosen.iter().any(|key| key.node == **node)).cloned();
-            let (nodes, scope) = (nodes.collect(), open.scope);
-            return plan(model, nodes, scope, Some(chosen));
-        }
-        Action::Back if !open.marked.is_empty() => open.marked.clear(),
-        Action::Back => model.screen = open.from,
-        _ => {}
+        Vec::new()
     }
-    Vec::new()
+
+    fn view(&self, model: &Model, buf: &mut Buffer, body: Rect) {
+        let Some(open) = &model.processes else { return };
+        let (top, area, below) = areas(model);
+        write(model, buf, top, summary(model, open));
+        let (rows, away) = (open.rows(), open.away().count());
+        if rows.is_empty() && away == 0 {
+            let text = if open.listed.len() < open.nodes.len() {
+                format!("Listing processes{}", model.symbols.ellipsis)
+            } else {
+                "No process uses GPUs or belongs to training".to_owned()
+            };
+            let all =
+                Line::from(hint(model, &model.keys.name(Context::Processes, Action::AllUsers), "include other users"));
+            let lines = vec![Line::styled(text, model.theme.faint), Line::default(), all];
+            let lines = if open.scope == KillScope::Own { lines } else { lines.into_iter().take(1).collect() };
+            write_centered(model, buf, Rect { y: area.y, height: body.bottom().saturating_sub(area.y), ..area }, lines);
+            return;
+        }
+        table(model, buf, area, open, &rows);
+        match rows.get(open.position()) {
+            Some((node, process)) => process_details::view(model, buf, below, open, node, process),
+            None => {
+                let why = open.away().next().map(|(_, why)| failure_lines(model, why, usize::from(below.width)));
+                write_lines(model, buf, below, why.into_iter().flatten());
+            }
+        }
+    }
+
+    fn can_open(&self, model: &Model) -> bool {
+        model.selected_node().is_some()
+    }
+
+    fn open(&self, model: &mut Model) {
+        nodes::open(model, model.fleet.of.clone());
+        match model.selected_node() {
+            Some(_) => open(model),
+            None => model.warn(NO_NODE),
+        }
+    }
+
+    fn tab(&self) -> Action {
+        Action::ShowNodes
+    }
+
+    fn subject(&self, model: &Model, _: usize) -> String {
+        model.nodes_source()
+    }
+
+    fn keep_selection(&self, model: &mut Model) {
+        keep_selection(model);
+    }
+
+    fn on_tick(&self, model: &mut Model) {
+        nodes::renew(model);
+    }
+
+    fn watches(&self, model: &Model, wanted: &mut BTreeSet<Watch>) {
+        let of = &model.fleet.of;
+        wanted.insert(Watch::Nodes(of.clone()));
+        let nodes = model.processes.as_ref().map(|open| open.nodes.clone());
+        wanted.extend(nodes.map(|nodes| Watch::Processes { of: of.clone(), nodes }));
+    }
+
+    fn on_press(&self, model: &mut Model, at: Position) -> Press {
+        Press::row(processes_until(model, at.y))
+    }
 }
 
 /// Returns the areas of the summary, the table and the details.
@@ -150,37 +221,8 @@ fn listed(open: &ProcessesScreen, area: Rect) -> Rows {
 }
 
 /// Returns the number of processes from the selected one to the one at a row of the terminal.
-pub fn processes_until(model: &Model, row: u16) -> Option<isize> {
+fn processes_until(model: &Model, row: u16) -> Option<isize> {
     listed(model.processes.as_ref()?, areas(model).1).until(row)
-}
-
-/// Draws the screen.
-pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
-    let Some(open) = &model.processes else { return };
-    let (top, area, below) = areas(model);
-    write(model, buf, top, summary(model, open));
-    let (rows, away) = (open.rows(), open.away().count());
-    if rows.is_empty() && away == 0 {
-        let text = if open.listed.len() < open.nodes.len() {
-            format!("Listing processes{}", model.symbols.ellipsis)
-        } else {
-            "No process uses GPUs or belongs to training".to_owned()
-        };
-        let all =
-            Line::from(hint(model, &model.keys.name(Context::Processes, Action::AllUsers), "include other users"));
-        let lines = vec![Line::styled(text, model.theme.faint), Line::default(), all];
-        let lines = if open.scope == KillScope::Own { lines } else { lines.into_iter().take(1).collect() };
-        write_centered(model, buf, Rect { y: area.y, height: body.bottom().saturating_sub(area.y), ..area }, lines);
-        return;
-    }
-    table(model, buf, area, open, &rows);
-    match rows.get(open.position()) {
-        Some((node, process)) => process_details::view(model, buf, below, open, node, process),
-        None => {
-            let why = open.away().next().map(|(_, why)| failure_lines(model, why, usize::from(below.width)));
-            write_lines(model, buf, below, why.into_iter().flatten());
-        }
-    }
 }
 
 fn summary(model: &Model, open: &ProcessesScreen) -> Line<'static> {

@@ -2,20 +2,21 @@
 //! the selected one.
 
 use crate::bindings::{Action, Context};
-use crate::effect::Effect;
+use crate::effect::{Effect, Watch};
 use crate::layout;
 use crate::model::{Input, Model, Purpose, Screen};
 use crate::msg::RecipeView;
 use crate::run_state::StateKind;
-use crate::screens::{launch, recipe_details};
+use crate::screens::{Behaviour, Press, launch, recipe_details};
 use crate::text;
 use crate::widgets::table::{self, Align, Column, GAP, Table};
 use crate::widgets::{details, hint, write, write_centered, write_split};
 use camino::Utf8Path;
 use ratatui_core::buffer::Buffer;
-use ratatui_core::layout::Rect;
+use ratatui_core::layout::{Position, Rect};
 use ratatui_core::style::Style;
 use ratatui_core::text::{Line, Span};
+use std::collections::BTreeSet;
 use units::counted;
 
 /// Rows of the details below the list.
@@ -88,29 +89,102 @@ pub fn keep_selection(model: &mut Model) {
     model.recipes_screen.top = top.min(rows.len().saturating_sub(visible.max(1)));
 }
 
-/// Handles an action.
-pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
-    let page = usize::from(areas(model, rows(model).len()).0.height.saturating_sub(2)).max(1);
-    let last = recipes(model).len().saturating_sub(1);
-    if let Some(to) = layout::moved(action, position(model), page, last) {
-        model.recipes_screen.selected = recipes(model).get(to).map(|recipe| recipe.path.clone());
-        keep_selection(model);
-        return Vec::new();
-    }
-    match action {
-        Action::LaunchForm => match selected(model).map(|recipe| recipe.path.to_string()) {
-            Some(path) => launch::open_recipe(model, path),
-            None => model.warn("There is no recipe to launch"),
-        },
-        Action::LaunchRecipe => model.input = Some(Input::new(Purpose::Launch, model.launch_arguments.as_str())),
-        Action::Filter => {
-            model.input = Some(Input::new(Purpose::RecipeFilter, model.recipes_screen.filter.clone()));
+/// The screen.
+pub struct Recipes;
+
+impl Behaviour for Recipes {
+    fn on_action(&self, model: &mut Model, action: Action) -> Vec<Effect> {
+        let page = usize::from(areas(model, rows(model).len()).0.height.saturating_sub(2)).max(1);
+        let last = recipes(model).len().saturating_sub(1);
+        if let Some(to) = layout::moved(action, position(model), page, last) {
+            model.recipes_screen.selected = recipes(model).get(to).map(|recipe| recipe.path.clone());
+            keep_selection(model);
+            return Vec::new();
         }
-        Action::Back if !model.recipes_screen.filter.is_empty() => set_filter(model, String::new()),
-        Action::Back => model.screen = Screen::Runs,
-        _ => {}
+        match action {
+            Action::LaunchForm => match selected(model).map(|recipe| recipe.path.to_string()) {
+                Some(path) => launch::open_recipe(model, path),
+                None => model.warn("There is no recipe to launch"),
+            },
+            Action::LaunchRecipe => model.input = Some(Input::new(Purpose::Launch, model.launch_arguments.as_str())),
+            Action::Filter => {
+                model.input = Some(Input::new(Purpose::RecipeFilter, model.recipes_screen.filter.clone()));
+            }
+            Action::Back if !model.recipes_screen.filter.is_empty() => set_filter(model, String::new()),
+            Action::Back => model.screen = Screen::Runs,
+            _ => {}
+        }
+        Vec::new()
     }
-    Vec::new()
+
+    fn view(&self, model: &Model, buf: &mut Buffer, body: Rect) {
+        let faint = model.theme.faint;
+        let Some(all) = &model.recipes else {
+            write_centered(model, buf, body, vec![Line::styled("Loading recipes…", faint)]);
+            return;
+        };
+        if all.is_empty() {
+            let mut lines = vec![Line::styled("No recipe found", model.theme.strong)];
+            let text = "A recipe is a TOML file that describes what to train; see configs/demo/2s.toml. \
+                    Start vidtui in a folder that contains configs/, or name another folder with --configs.";
+            lines.extend(text::wrap(text, usize::from(body.width.min(60))).into_iter().map(Line::from));
+            lines.push(Line::default());
+            lines.push(Line::from(hint(
+                model,
+                &model.keys.name(Context::Recipes, Action::LaunchRecipe),
+                "launch a recipe by path",
+            )));
+            write_centered(model, buf, body, lines);
+            return;
+        }
+        let rows = rows(model);
+        if rows.is_empty() {
+            let nothing = format!("No recipe matches \"{}\"", model.recipes_screen.filter);
+            let clear = hint(model, &model.keys.name(Context::Recipes, Action::Back), "show all recipes");
+            write_centered(model, buf, body, vec![Line::from(nothing), Line::default(), Line::from(clear)]);
+            return;
+        }
+        let (list, below) = areas(model, rows.len());
+        let columns = columns(all, list.width);
+        for (y, row) in (list.top()..list.bottom()).zip(rows.iter().skip(model.recipes_screen.top)) {
+            let area = Rect { y, height: 1, ..list };
+            match row {
+                RecipesRow::Air => {}
+                RecipesRow::Folder(folder) => {
+                    let name = folder.file_name().unwrap_or(folder.as_str()).to_owned();
+                    let path = text::fit_end(folder.as_str(), usize::from(list.width) / 2, model.symbols.ellipsis);
+                    let title = Line::styled(name, model.theme.strong);
+                    write_split(model, buf, area, title, Line::styled(path, faint));
+                }
+                RecipesRow::Recipe(recipe) => write(model, buf, area, line(model, recipe, &columns)),
+            }
+        }
+        if let Some(recipe) = selected(model) {
+            let shown = rows.iter().skip(model.recipes_screen.top + usize::from(list.height));
+            let unseen = shown.filter(|row| matches!(row, RecipesRow::Recipe(_))).count();
+            recipe_details::view(model, buf, below, recipe, unseen);
+        }
+    }
+
+    fn open(&self, model: &mut Model) {
+        model.screen = Screen::Recipes;
+    }
+
+    fn tab(&self) -> Action {
+        Action::ShowRecipes
+    }
+
+    fn keep_selection(&self, model: &mut Model) {
+        keep_selection(model);
+    }
+
+    fn watches(&self, _: &Model, wanted: &mut BTreeSet<Watch>) {
+        wanted.insert(Watch::Recipes);
+    }
+
+    fn on_press(&self, model: &mut Model, at: Position) -> Press {
+        Press::row(recipes_until(model, at.y))
+    }
 }
 
 fn areas(model: &Model, rows: usize) -> (Rect, Rect) {
@@ -119,62 +193,12 @@ fn areas(model: &Model, rows: usize) -> (Rect, Rect) {
 }
 
 /// Returns the number of recipes from the selected one to the one at a row of the terminal.
-pub fn recipes_until(model: &Model, row: u16) -> Option<isize> {
+fn recipes_until(model: &Model, row: u16) -> Option<isize> {
     let rows = rows(model);
     let at = layout::entries_until(areas(model, rows.len()).0, row, model.recipes_screen.top, 0, rows.len())?;
     let RecipesRow::Recipe(clicked) = rows.get(at as usize)? else { return None };
     let clicked = recipes(model).iter().position(|recipe| recipe.path == clicked.path)?;
     Some(clicked as isize - position(model) as isize)
-}
-
-/// Draws the screen.
-pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
-    let faint = model.theme.faint;
-    let Some(all) = &model.recipes else {
-        write_centered(model, buf, body, vec![Line::styled("Loading recipes…", faint)]);
-        return;
-    };
-    if all.is_empty() {
-        let mut lines = vec![Line::styled("No recipe found", model.theme.strong)];
-        let text = "A recipe is a TOML file that describes what to train; see configs/demo/2s.toml. \
-                    Start vidtui in a folder that contains configs/, or name another folder with --configs.";
-        lines.extend(text::wrap(text, usize::from(body.width.min(60))).into_iter().map(Line::from));
-        lines.push(Line::default());
-        lines.push(Line::from(hint(
-            model,
-            &model.keys.name(Context::Recipes, Action::LaunchRecipe),
-            "launch a recipe by path",
-        )));
-        write_centered(model, buf, body, lines);
-        return;
-    }
-    let rows = rows(model);
-    if rows.is_empty() {
-        let nothing = format!("No recipe matches \"{}\"", model.recipes_screen.filter);
-        let clear = hint(model, &model.keys.name(Context::Recipes, Action::Back), "show all recipes");
-        write_centered(model, buf, body, vec![Line::from(nothing), Line::default(), Line::from(clear)]);
-        return;
-    }
-    let (list, below) = areas(model, rows.len());
-    let columns = columns(all, list.width);
-    for (y, row) in (list.top()..list.bottom()).zip(rows.iter().skip(model.recipes_screen.top)) {
-        let area = Rect { y, height: 1, ..list };
-        match row {
-            RecipesRow::Air => {}
-            RecipesRow::Folder(folder) => {
-                let name = folder.file_name().unwrap_or(folder.as_str()).to_owned();
-                let path = text::fit_end(folder.as_str(), usize::from(list.width) / 2, model.symbols.ellipsis);
-                let title = Line::styled(name, model.theme.strong);
-                write_split(model, buf, area, title, Line::styled(path, faint));
-            }
-            RecipesRow::Recipe(recipe) => write(model, buf, area, line(model, recipe, &columns)),
-        }
-    }
-    if let Some(recipe) = selected(model) {
-        let shown = rows.iter().skip(model.recipes_screen.top + usize::from(list.height));
-        let unseen = shown.filter(|row| matches!(row, RecipesRow::Recipe(_))).count();
-        recipe_details::view(model, buf, below, recipe, unseen);
-    }
 }
 
 /// The columns of the list. It has no heading.

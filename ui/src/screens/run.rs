@@ -2,7 +2,7 @@
 
 use crate::advice;
 use crate::bindings::{Action, Context};
-use crate::effect::{ChartSpec, Effect, ImageFormat, PlottedChart, Request, XAxis};
+use crate::effect::{ChartSpec, Effect, ImageFormat, PlottedChart, Request, Watch, XAxis};
 use crate::goodput_text;
 use crate::jobs::Intent;
 use crate::layout::{self, Panel, RunAreas, RunContent};
@@ -13,7 +13,7 @@ use crate::panel_set;
 use crate::rank_set::RankSet;
 use crate::run_actions;
 use crate::run_state::{StateKind, short_id};
-use crate::screens::{run_lists, run_marks, run_panels, run_recipe, samples, stages};
+use crate::screens::{Behaviour, NO_RUNS, Press, Wheel, run_lists, run_marks, run_panels, run_recipe, samples, stages};
 use crate::series::{SMOOTHING, Track};
 use crate::widgets::line_chart::ChartLine;
 use crate::widgets::shared_axis::SharedAxis;
@@ -24,101 +24,198 @@ use ratatui_core::layout::{Position, Rect};
 use ratatui_core::text::{Line, Span};
 use recipe::{Task, is_name_char};
 use rundir::{Chart, EventKind, METRICS};
+use std::collections::BTreeSet;
 use units::Unit;
 
-/// Handles an action.
-pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
-    if action == Action::NextStage && is_encode(model) {
-        stages::open(model);
-        return Vec::new();
-    }
-    // Moving the cursor is the most frequent action, and needs only the width of a chart.
-    let moves_cursor = matches!(action, Action::CursorLeft | Action::CursorRight);
-    let columns = if moves_cursor { chart_columns(model) } else { 1 };
-    let panels = match &model.run {
-        Some(run) if !moves_cursor => content(model, run).panels(),
-        _ => Vec::new(),
-    };
-    let page = usize::from(layout::areas(model.size).body.height / 2).max(1);
-    let event_log = event_log(model);
-    let recipe_area = model.run.as_ref().filter(|run| run.focus == Panel::Recipe).and_then(|run| {
-        screen_areas(model, run).panels.into_iter().find(|(panel, _)| *panel == Panel::Recipe).map(|(_, area)| area)
-    });
-    let last_of_recipe = recipe_area.map_or(0, |area| run_recipe::last_scroll(model, area));
-    let Some(run) = &mut model.run else { return Vec::new() };
-    let list = matches!(run.focus, Panel::Checkpoints | Panel::Events | Panel::Recipe);
-    let longest = match run.focus {
-        Panel::Events => run_lists::visible_events(run).len(),
-        Panel::Recipe => last_of_recipe + 1,
-        _ => run.checkpoints.as_ref().map_or(0, Vec::len),
-    };
-    let last = longest.saturating_sub(1);
-    match action {
-        Action::FocusNext | Action::FocusPrevious => focus_by(run, &panels, action == Action::FocusNext),
-        Action::Open if let Some(logs) = event_log => {
-            model.logs = Some(logs);
-            model.screen = Screen::Logs;
+/// The screen.
+pub struct Run;
+
+impl Behaviour for Run {
+    fn on_action(&self, model: &mut Model, action: Action) -> Vec<Effect> {
+        if action == Action::NextStage && is_encode(model) {
+            stages::open(model);
+            return Vec::new();
         }
-        Action::Open | Action::Enlarge if run.focus == Panel::Samples => samples::open(model),
-        Action::Open | Action::Enlarge if run.enlarged => run.restore_panels(),
-        Action::Open | Action::Enlarge => run.enlarged = true,
-        Action::Checkpoints if panels.contains(&Panel::Checkpoints) => checkpoints::open(model),
-        Action::PickPanels => panels_dialog::open(model),
-        Action::Samples => samples::open(model),
-        Action::Prompt => samples::open_prompt(model),
-        Action::ResumeWith => run_actions::open_resume_with(model),
-        Action::Recipes => run.show_panel(Panel::Recipe),
-        Action::RankMap if panels.contains(&Panel::Chart(Chart::Loss)) => run.show_panel(Panel::Ranks),
-        Action::RankMap => {
-            model.warn("Only training runs log the times of their ranks");
-        }
-        Action::Back if run.enlarged => run.restore_panels(),
-        Action::Back => model.screen = Screen::Runs,
-        Action::CursorLeft if run.focus == Panel::Samples => run.samples.move_step(-1),
-        Action::CursorRight if run.focus == Panel::Samples => run.samples.move_step(1),
-        Action::Up if run.focus == Panel::Samples => run.samples.move_prompt(-1),
-        Action::Down if run.focus == Panel::Samples => run.samples.move_prompt(1),
-        Action::CursorLeft => run.move_cursor(columns, false),
-        Action::CursorRight => run.move_cursor(columns, true),
-        Action::Up if list => run.scroll = run.scroll.saturating_sub(1),
-        Action::Down if list => run.scroll = (run.scroll + 1).min(last),
-        Action::PageUp if list => run.scroll = run.scroll.saturating_sub(page),
-        Action::PageDown if list => run.scroll = (run.scroll + page).min(last),
-        Action::Top if list => run.scroll = 0,
-        Action::Bottom if list => run.scroll = last,
-        Action::PageUp => run.pan(false),
-        Action::PageDown => run.pan(true),
-        Action::Top => {
-            run.view.put_at_start(run.full_range());
-        }
-        Action::Bottom => run.view.put_cursor(None, run.full_range()),
-        Action::Up | Action::Down => {}
-        Action::ZoomIn => run.zoom(0.5, None),
-        Action::ZoomOut => run.zoom(2.0, None),
-        Action::ResetView => run.reset_view(),
-        Action::Smooth => {
-            run.smoothing = match run.smoothing {
-                None => Some(0),
-                Some(level) if level + 1 < SMOOTHING.len() => Some(level + 1),
-                Some(_) => None,
-            };
-            let text = smoothing_words(run.smoothing);
-            model.notify(text);
-        }
-        Action::ToggleX => {
-            run.x = if run.x == XAxis::Step { XAxis::Time } else { XAxis::Step };
-            run.reset_view();
-        }
-        Action::LogY => {
-            if let Some(chart) = run.focused_chart() {
-                model.panels.toggle_log(chart, &run.series);
+        // Moving the cursor is the most frequent action, and needs only the width of a chart.
+        let moves_cursor = matches!(action, Action::CursorLeft | Action::CursorRight);
+        let columns = if moves_cursor { chart_columns(model) } else { 1 };
+        let panels = match &model.run {
+            Some(run) if !moves_cursor => content(model, run).panels(),
+            _ => Vec::new(),
+        };
+        let page = usize::from(layout::areas(model.size).body.height / 2).max(1);
+        let event_log = event_log(model);
+        let recipe_area = model.run.as_ref().filter(|run| run.focus == Panel::Recipe).and_then(|run| {
+            screen_areas(model, run).panels.into_iter().find(|(panel, _)| *panel == Panel::Recipe).map(|(_, area)| area)
+        });
+        let last_of_recipe = recipe_area.map_or(0, |area| run_recipe::last_scroll(model, area));
+        let Some(run) = &mut model.run else { return Vec::new() };
+        let list = matches!(run.focus, Panel::Checkpoints | Panel::Events | Panel::Recipe);
+        let longest = match run.focus {
+            Panel::Events => run_lists::visible_events(run).len(),
+            Panel::Recipe => last_of_recipe + 1,
+            _ => run.checkpoints.as_ref().map_or(0, Vec::len),
+        };
+        let last = longest.saturating_sub(1);
+        match action {
+            Action::FocusNext | Action::FocusPrevious => focus_by(run, &panels, action == Action::FocusNext),
+            Action::Open if let Some(logs) = event_log => {
+                model.logs = Some(logs);
+                model.screen = Screen::Logs;
             }
+            Action::Open | Action::Enlarge if run.focus == Panel::Samples => samples::open(model),
+            Action::Open | Action::Enlarge if run.enlarged => run.restore_panels(),
+            Action::Open | Action::Enlarge => run.enlarged = true,
+            Action::Checkpoints if panels.contains(&Panel::Checkpoints) => checkpoints::open(model),
+            Action::PickPanels => panels_dialog::open(model),
+            Action::Samples => samples::open(model),
+            Action::Prompt => samples::open_prompt(model),
+            Action::ResumeWith => run_actions::open_resume_with(model),
+            Action::Recipes => run.show_panel(Panel::Recipe),
+            Action::RankMap if panels.contains(&Panel::Chart(Chart::Loss)) => run.show_panel(Panel::Ranks),
+            Action::RankMap => {
+                model.warn("Only training runs log the times of their ranks");
+            }
+            Action::Back if run.enlarged => run.restore_panels(),
+            Action::Back => model.screen = Screen::Runs,
+            Action::CursorLeft if run.focus == Panel::Samples => run.samples.move_step(-1),
+            Action::CursorRight if run.focus == Panel::Samples => run.samples.move_step(1),
+            Action::Up if run.focus == Panel::Samples => run.samples.move_prompt(-1),
+            Action::Down if run.focus == Panel::Samples => run.samples.move_prompt(1),
+            Action::CursorLeft => run.move_cursor(columns, false),
+            Action::CursorRight => run.move_cursor(columns, true),
+            Action::Up if list => run.scroll = run.scroll.saturating_sub(1),
+            Action::Down if list => run.scroll = (run.scroll + 1).min(last),
+            Action::PageUp if list => run.scroll = run.scroll.saturating_sub(page),
+            Action::PageDown if list => run.scroll = (run.scroll + page).min(last),
+            Action::Top if list => run.scroll = 0,
+            Action::Bottom if list => run.scroll = last,
+            Action::PageUp => run.pan(false),
+            Action::PageDown => run.pan(true),
+            Action::Top => {
+                run.view.put_at_start(run.full_range());
+            }
+            Action::Bottom => run.view.put_cursor(None, run.full_range()),
+            Action::Up | Action::Down => {}
+            Action::ZoomIn => run.zoom(0.5, None),
+            Action::ZoomOut => run.zoom(2.0, None),
+            Action::ResetView => run.reset_view(),
+            Action::Smooth => {
+                run.smoothing = match run.smoothing {
+                    None => Some(0),
+                    Some(level) if level + 1 < SMOOTHING.len() => Some(level + 1),
+                    Some(_) => None,
+                };
+                let text = smoothing_words(run.smoothing);
+                model.notify(text);
+            }
+            Action::ToggleX => {
+                run.x = if run.x == XAxis::Step { XAxis::Time } else { XAxis::Step };
+                run.reset_view();
+            }
+            Action::LogY => {
+                if let Some(chart) = run.focused_chart() {
+                    model.panels.toggle_log(chart, &run.series);
+                }
+            }
+            Action::ExportSvg => return export(model, ImageFormat::Svg),
+            Action::ExportPng => return export(model, ImageFormat::Png),
+            other => return run_actions::act(model, other),
         }
-        Action::ExportSvg => return export(model, ImageFormat::Svg),
-        Action::ExportPng => return export(model, ImageFormat::Png),
-        other => return run_actions::act(model, other),
+        Vec::new()
     }
-    Vec::new()
+
+    fn view(&self, model: &Model, buf: &mut Buffer, body: Rect) {
+        let Some(run) = &model.run else { return };
+        let Some(row) = model.row(&run.id) else {
+            let lines = match &run.lost {
+                Some(failure) => failure_lines(model, failure, usize::from(body.width.min(76))),
+                None => vec![Line::styled(format!("Loading {}…", short_id(&run.id)), model.theme.faint)],
+            };
+            write_centered(model, buf, body, lines);
+            return;
+        };
+        let areas = screen_areas(model, run);
+        write(model, buf, areas.state, state_line(model, row, usize::from(areas.state.width)));
+        let advice = advice_lines(model, run, usize::from(areas.advice.width));
+        write_lines(model, buf, areas.advice, advice::shortened(model, advice, usize::from(areas.advice.height)));
+        write_split(model, buf, areas.facts, facts_line(model, run), Line::from(marks_legend(model, run, &areas)));
+        let lines = lines(model, run, &areas);
+        let axes = axes(model, run, &areas, &lines);
+        if let Some(first) = axes.first() {
+            run_marks::view(model, run, first, buf, areas.marks);
+        }
+        for (((panel, area), axis), lines) in areas.panels.iter().zip(axes).zip(&lines) {
+            run_panels::view(model, run, (*panel, lines), axis, buf, *area);
+        }
+    }
+
+    fn can_open(&self, model: &Model) -> bool {
+        model.run_to_open().is_some()
+    }
+
+    fn open(&self, model: &mut Model) {
+        match model.run_to_open() {
+            Some(run) => model.open_run(run),
+            None => model.warn(NO_RUNS),
+        }
+    }
+
+    fn subject(&self, model: &Model, room: usize) -> String {
+        model.run_subject(room)
+    }
+
+    fn watches(&self, model: &Model, wanted: &mut BTreeSet<Watch>) {
+        let Some(run) = &model.run else { return };
+        let video = run.samples.selected().and_then(|sample| Some((sample, video_area(model, run)?)));
+        wanted.insert(Watch::Run(run.id.clone()));
+        samples::watch_clips(model, run, video, wanted);
+    }
+
+    fn chart_at(&self, model: &Model, at: Position) -> Option<(Rect, (f64, f64))> {
+        Some((panel_at(model, at)?.plot?, model.run.as_ref()?.window()))
+    }
+
+    fn press_chart(&self, model: &mut Model, at: Position, x: f64) {
+        let panel = panel_at(model, at).map(|under| under.panel);
+        if let Some(run) = &mut model.run {
+            run.put_cursor_at(x);
+            panel.into_iter().for_each(|panel| focus(run, panel));
+        }
+    }
+
+    fn zoom_chart(&self, model: &mut Model, factor: f64, x: f64) {
+        model.run.iter_mut().for_each(|run| run.zoom(factor, Some(x)));
+    }
+
+    fn show_range(&self, model: &mut Model, range: (f64, f64)) {
+        model.run.iter_mut().for_each(|run| run.show(range));
+    }
+
+    /// Focuses a panel. A click on the focused panel enlarges the panel, or opens its selected entry.
+    fn on_press(&self, model: &mut Model, at: Position) -> Press {
+        let (Some(under), Some(run)) = (panel_at(model, at), &mut model.run) else { return Press::Done };
+        let was_focused = run.focus == under.panel;
+        focus(run, under.panel);
+        match under.event {
+            Some(event) if run.scroll != event => {
+                run.scroll = event;
+                Press::Done
+            }
+            _ if was_focused => Press::Act(Action::Open),
+            _ => Press::Done,
+        }
+    }
+
+    fn on_wheel(&self, model: &mut Model, at: Position, _: Action) -> Wheel {
+        let panel = panel_at(model, at).map(|under| under.panel);
+        if let (Some(run), Some(panel @ (Panel::Events | Panel::Checkpoints | Panel::Samples | Panel::Recipe))) =
+            (&mut model.run, panel)
+        {
+            focus(run, panel);
+        }
+        Wheel::Scroll
+    }
 }
 
 /// Returns the moving average in words. `level` is an index into [`SMOOTHING`].
@@ -271,32 +368,6 @@ fn screen_areas(model: &Model, run: &RunScreen) -> RunAreas {
     layout::run_areas(body, advice, focus, run.enlarged, &content)
 }
 
-/// Draws the screen.
-pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
-    let Some(run) = &model.run else { return };
-    let Some(row) = model.row(&run.id) else {
-        let lines = match &run.lost {
-            Some(failure) => failure_lines(model, failure, usize::from(body.width.min(76))),
-            None => vec![Line::styled(format!("Loading {}…", short_id(&run.id)), model.theme.faint)],
-        };
-        write_centered(model, buf, body, lines);
-        return;
-    };
-    let areas = screen_areas(model, run);
-    write(model, buf, areas.state, state_line(model, row, usize::from(areas.state.width)));
-    let advice = advice_lines(model, run, usize::from(areas.advice.width));
-    write_lines(model, buf, areas.advice, advice::shortened(model, advice, usize::from(areas.advice.height)));
-    write_split(model, buf, areas.facts, facts_line(model, run), Line::from(marks_legend(model, run, &areas)));
-    let lines = lines(model, run, &areas);
-    let axes = axes(model, run, &areas, &lines);
-    if let Some(first) = axes.first() {
-        run_marks::view(model, run, first, buf, areas.marks);
-    }
-    for (((panel, area), axis), lines) in areas.panels.iter().zip(axes).zip(&lines) {
-        run_panels::view(model, run, (*panel, lines), axis, buf, *area);
-    }
-}
-
 /// Returns the legend of the marks, if neither the heading above the lanes nor an enlarged chart has it.
 fn marks_legend(model: &Model, run: &RunScreen, areas: &RunAreas) -> Vec<Span<'static>> {
     let axis = run_panels::axis(model, run);
@@ -447,4 +518,10 @@ fn state_line(model: &Model, row: &RunRow, width: usize) -> Line<'static> {
     }
     spans.extend(tail);
     Line::from(spans)
+}
+
+fn focus(run: &mut RunScreen, panel: Panel) {
+    if run.focus != panel {
+        (run.focus, run.scroll) = (panel, 0);
+    }
 }

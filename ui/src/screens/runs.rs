@@ -11,14 +11,14 @@ use crate::model::{Input, Model, Purpose, RunScreen, Screen};
 use crate::msg::RunRow;
 use crate::run_actions;
 use crate::run_state::{StateKind, short_id};
-use crate::screens::{compare, run, run_sections, stages};
+use crate::screens::{Behaviour, Press, compare, preview, run, run_sections, stages};
 use crate::text;
 use crate::widgets::details::{self, Section};
 use crate::widgets::table::{self, Align, Column, GAP, Rows, Table};
 use crate::widgets::{failure_lines, hint, progress, state, write_centered};
 use health::Urgency;
 use ratatui_core::buffer::Buffer;
-use ratatui_core::layout::Rect;
+use ratatui_core::layout::{Position, Rect};
 use ratatui_core::style::Style;
 use ratatui_core::text::{Line, Span};
 use units::counted;
@@ -42,42 +42,93 @@ pub fn set_filter(model: &mut Model, filter: String) {
     keep_selection(model);
 }
 
-/// Handles an action.
-pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
-    let rows = model.visible_runs();
-    let at = model.run_position(&rows);
-    let page = listed(model, &rows).page();
-    let last = rows.len().saturating_sub(1);
-    if let Some(target) = layout::moved(action, at, page, last) {
-        model.runs_screen.selected = rows.get(target).map(|row| row.run.clone());
-        keep_selection(model);
-        return Vec::new();
-    }
-    match action {
-        Action::NewRun => stages::open(model),
-        Action::Filter => {
-            model.input = Some(Input::new(Purpose::Filter, model.runs_screen.filter.clone()));
+/// The screen.
+pub struct Runs;
+
+impl Behaviour for Runs {
+    fn on_action(&self, model: &mut Model, action: Action) -> Vec<Effect> {
+        let rows = model.visible_runs();
+        let at = model.run_position(&rows);
+        let page = listed(model, &rows).page();
+        let last = rows.len().saturating_sub(1);
+        if let Some(target) = layout::moved(action, at, page, last) {
+            model.runs_screen.selected = rows.get(target).map(|row| row.run.clone());
+            keep_selection(model);
+            return Vec::new();
         }
-        Action::Encode => {
-            model.input = Some(Input::new(Purpose::Encode, model.encode_arguments.clone()));
-        }
-        Action::Mark => {
-            if let Some(run) = rows.get(at).map(|row| row.run.clone()) {
-                if !model.runs_screen.marked.remove(&run) {
-                    model.runs_screen.marked.insert(run);
-                }
-                return on_action(model, Action::Down);
+        match action {
+            Action::NewRun => stages::open(model),
+            Action::Filter => {
+                model.input = Some(Input::new(Purpose::Filter, model.runs_screen.filter.clone()));
             }
+            Action::Encode => {
+                model.input = Some(Input::new(Purpose::Encode, model.encode_arguments.clone()));
+            }
+            Action::Mark => {
+                if let Some(run) = rows.get(at).map(|row| row.run.clone()) {
+                    if !model.runs_screen.marked.remove(&run) {
+                        model.runs_screen.marked.insert(run);
+                    }
+                    return self.on_action(model, Action::Down);
+                }
+            }
+            Action::Compare => compare::open(model),
+            Action::Resume | Action::Stop | Action::Kill if !model.runs_screen.marked.is_empty() => {
+                return run_actions::act_on_marked(model, action);
+            }
+            Action::Back if !model.runs_screen.marked.is_empty() => model.runs_screen.marked.clear(),
+            Action::Back => set_filter(model, String::new()),
+            other => return run_actions::act(model, other),
         }
-        Action::Compare => compare::open(model),
-        Action::Resume | Action::Stop | Action::Kill if !model.runs_screen.marked.is_empty() => {
-            return run_actions::act_on_marked(model, action);
-        }
-        Action::Back if !model.runs_screen.marked.is_empty() => model.runs_screen.marked.clear(),
-        Action::Back => set_filter(model, String::new()),
-        other => return run_actions::act(model, other),
+        Vec::new()
     }
-    Vec::new()
+
+    fn view(&self, model: &Model, buf: &mut Buffer, body: Rect) {
+        let list = match &model.runs {
+            None => {
+                write_centered(model, buf, body, vec![Line::styled("Loading runs…", model.theme.faint)]);
+                return;
+            }
+            Some(Err(failure)) => {
+                let width = usize::from(body.width.min(76));
+                write_centered(model, buf, body, failure_lines(model, failure, width));
+                return;
+            }
+            Some(Ok(list)) => list,
+        };
+        if list.rows.is_empty() {
+            empty(model, buf, body, &list.unreadable);
+            return;
+        }
+        let rows = model.visible_runs();
+        if rows.is_empty() {
+            let nothing = format!("No run matches \"{}\"", model.runs_screen.filter);
+            let clear = hint(model, &model.keys.name(Context::Runs, Action::Back), "show all runs");
+            write_centered(model, buf, body, vec![Line::from(nothing), Line::default(), Line::from(clear)]);
+            return;
+        }
+        let (_, below) = list_area(model, rows.len());
+        table(model, buf, &rows);
+        if let Some(row) = rows.get(model.run_position(&rows)) {
+            details(model, buf, below, row, &list.unreadable);
+        }
+    }
+
+    fn open(&self, model: &mut Model) {
+        model.screen = Screen::Runs;
+    }
+
+    fn keep_selection(&self, model: &mut Model) {
+        keep_selection(model);
+    }
+
+    fn on_press(&self, model: &mut Model, at: Position) -> Press {
+        Press::row(listed(model, &model.visible_runs()).until(at.y))
+    }
+
+    fn preview<'a>(&self, model: &'a Model) -> Option<&'a RunRow> {
+        model.selected_run().filter(|_| has_preview(model))
+    }
 }
 
 /// Requests the plan of an encode with the arguments that the user typed.
@@ -97,66 +148,10 @@ fn listed(model: &Model, rows: &[&RunRow]) -> Rows {
     Rows { area, top: model.runs_screen.top, selected: model.run_position(rows), count: rows.len() }
 }
 
-/// Returns whether the screen has room for the metrics and events of a run with its list.
-pub fn has_preview(model: &Model) -> bool {
-    match model.screen {
-        Screen::Runs => {
-            let (_, below) = list_area(model, model.visible_runs().len());
-            below.width >= PREVIEW.0 && below.height >= PREVIEW.1
-        }
-        Screen::Alerts | Screen::Stages => details::has_more(model.size),
-        _ => false,
-    }
-}
-
-/// Starts to load the run whose metrics and events the screen shows. Called once per tick, so that scrolling fast
-/// through a list loads no other runs.
-pub fn prepare_preview(model: &mut Model) {
-    if !has_preview(model) || model.previewed().is_some() {
-        return;
-    }
-    if let Some(run) = model.run_to_preview().map(|row| row.run.clone()) {
-        model.preview = Some(RunScreen { smoothing: Some(0), ..RunScreen::new(run) });
-        model.dirty = true;
-    }
-}
-
-/// Returns the number of runs from the selected one to the one at a row of the terminal.
-pub fn runs_until(model: &Model, row: u16) -> Option<isize> {
-    let rows = model.visible_runs();
-    listed(model, &rows).until(row)
-}
-
-/// Draws the screen.
-pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
-    let list = match &model.runs {
-        None => {
-            write_centered(model, buf, body, vec![Line::styled("Loading runs…", model.theme.faint)]);
-            return;
-        }
-        Some(Err(failure)) => {
-            let width = usize::from(body.width.min(76));
-            write_centered(model, buf, body, failure_lines(model, failure, width));
-            return;
-        }
-        Some(Ok(list)) => list,
-    };
-    if list.rows.is_empty() {
-        empty(model, buf, body, &list.unreadable);
-        return;
-    }
-    let rows = model.visible_runs();
-    if rows.is_empty() {
-        let nothing = format!("No run matches \"{}\"", model.runs_screen.filter);
-        let clear = hint(model, &model.keys.name(Context::Runs, Action::Back), "show all runs");
-        write_centered(model, buf, body, vec![Line::from(nothing), Line::default(), Line::from(clear)]);
-        return;
-    }
-    let (_, below) = list_area(model, rows.len());
-    table(model, buf, &rows);
-    if let Some(row) = rows.get(model.run_position(&rows)) {
-        details(model, buf, below, row, &list.unreadable);
-    }
+/// Returns whether the screen has room for the metrics and events of the selected run.
+fn has_preview(model: &Model) -> bool {
+    let (_, below) = list_area(model, model.visible_runs().len());
+    below.width >= PREVIEW.0 && below.height >= PREVIEW.1
 }
 
 fn empty(model: &Model, buf: &mut Buffer, body: Rect, unreadable: &[rundir::Failure]) {
@@ -312,7 +307,7 @@ fn details(model: &Model, buf: &mut Buffer, area: Rect, row: &RunRow, unreadable
         (area, Rect { height: 0, ..area })
     };
     let width = usize::from(area.width);
-    let open = model.previewed().filter(|_| has_preview);
+    let open = preview::loaded(model);
     if beside.height > 0 {
         run::preview(model, row, open, buf, beside);
     }

@@ -2,12 +2,13 @@
 //! steps.
 
 use crate::bindings::{Action, Context};
-use crate::effect::{Effect, Request};
+use crate::effect::{Effect, Request, Watch};
 use crate::jobs::Intent;
 use crate::layout::{self, Panel, cut_top};
 use crate::model::{Input, Model, Purpose, RunScreen, Screen};
 use crate::msg::{Clip, RunRow, Size};
 use crate::run_state::short_id;
+use crate::screens::{Behaviour, NO_RUNS, Press, Wheel};
 use crate::text;
 use crate::widgets::shared_axis::position_at;
 use crate::widgets::{failure_lines, hint, panel as heading_of_panel, write, write_centered, write_lines, write_split};
@@ -18,6 +19,7 @@ use ratatui_core::style::Style;
 use ratatui_core::text::{Line, Span};
 use recipe::Task;
 use rundir::{EventKind, RunDir, SampleFolder, SampleSidecar};
+use std::collections::BTreeSet;
 
 /// The minimum width of a video beside others.
 const MIN_COLUMN: u16 = 24;
@@ -59,39 +61,112 @@ pub fn sample(model: &mut Model, prompt: String) -> Vec<Effect> {
     vec![Effect::Job { job, request: Request::PlanSample { run, prompt } }]
 }
 
-/// Handles an action.
-pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
-    if action == Action::Prompt {
-        open_prompt(model);
-        return Vec::new();
-    }
-    let Some(run) = &mut model.run else { return Vec::new() };
-    let samples = &mut run.samples;
-    match action {
-        Action::SampleNext => samples.move_step(1),
-        Action::SamplePrevious => samples.move_step(-1),
-        Action::Up => samples.move_prompt(-1),
-        Action::Down => samples.move_prompt(1),
-        Action::Top => samples.move_step(isize::MIN),
-        Action::Bottom => samples.step = None,
-        Action::Play => samples.paused = !samples.paused,
-        Action::SideBySide => samples.side_by_side = !samples.side_by_side,
-        Action::Back => model.screen = Screen::Run,
-        Action::Open | Action::CopyPath => {
-            let Some(video) = video(model) else {
-                model.warn("There is no sample to open");
-                return Vec::new();
-            };
-            if action == Action::Open && model.has_desktop {
-                model.notify(format!("Opening {video}"));
-                return vec![Effect::OpenFile(video)];
-            }
-            model.notify(format!("Copied {video}"));
-            return vec![Effect::Copy(video.into_string())];
+/// The screen.
+pub struct Samples;
+
+impl Behaviour for Samples {
+    fn on_action(&self, model: &mut Model, action: Action) -> Vec<Effect> {
+        if action == Action::Prompt {
+            open_prompt(model);
+            return Vec::new();
         }
-        _ => {}
+        let Some(run) = &mut model.run else { return Vec::new() };
+        let samples = &mut run.samples;
+        match action {
+            Action::SampleNext => samples.move_step(1),
+            Action::SamplePrevious => samples.move_step(-1),
+            Action::Up => samples.move_prompt(-1),
+            Action::Down => samples.move_prompt(1),
+            Action::Top => samples.move_step(isize::MIN),
+            Action::Bottom => samples.step = None,
+            Action::Play => samples.paused = !samples.paused,
+            Action::SideBySide => samples.side_by_side = !samples.side_by_side,
+            Action::Back => model.screen = Screen::Run,
+            Action::Open | Action::CopyPath => {
+                let Some(video) = video(model) else {
+                    model.warn("There is no sample to open");
+                    return Vec::new();
+                };
+                if action == Action::Open && model.has_desktop {
+                    model.notify(format!("Opening {video}"));
+                    return vec![Effect::OpenFile(video)];
+                }
+                model.notify(format!("Copied {video}"));
+                return vec![Effect::Copy(video.into_string())];
+            }
+            _ => {}
+        }
+        Vec::new()
     }
-    Vec::new()
+
+    fn view(&self, model: &Model, buf: &mut Buffer, body: Rect) {
+        let Some(run) = &model.run else { return };
+        let parts = parts(run, body);
+        let of_prompt = run.samples.of_prompt();
+        heading(model, run, &of_prompt, buf, parts.heading);
+        let faint = model.theme.faint;
+        let Some(selected) = of_prompt.get(run.samples.position(&of_prompt)) else {
+            write_centered(model, buf, body, nothing(model, run, usize::from(body.width.min(76))));
+            return;
+        };
+        let wrapped = text::wrap(&text::clean(&selected.prompt.replace('\n', " ")), usize::from(parts.prompt.width));
+        write_lines(model, buf, parts.prompt, wrapped.into_iter().map(Line::raw));
+        for (sample, caption, area) in placed(model, run) {
+            if run.samples.side_by_side {
+                let step = format!("step {}", units::grouped(sample.step));
+                write(model, buf, caption, Line::styled(step, model.theme.strong));
+            }
+            picture(model, run, sample, buf, area);
+        }
+        write(model, buf, parts.steps, Line::styled(STEPS, faint));
+        for (place, number, area) in steps(run, parts.steps) {
+            let is_selected = place == run.samples.position(&of_prompt);
+            let pointer = if is_selected { model.symbols.pointer } else { " " };
+            let style = if is_selected { model.theme.strong } else { Style::new() };
+            let spans = vec![Span::styled(pointer, model.theme.accent), Span::styled(number, style)];
+            write(model, buf, area, Line::from(spans));
+        }
+        let path = video(model).map(Utf8PathBuf::into_string).unwrap_or_default();
+        let path = text::fit_end(&path, usize::from(parts.file.width), model.symbols.ellipsis);
+        write(model, buf, parts.file, Line::styled(path, faint));
+    }
+
+    fn can_open(&self, model: &Model) -> bool {
+        model.run_to_open().is_some()
+    }
+
+    fn open(&self, model: &mut Model) {
+        match model.run_to_open() {
+            Some(run) => {
+                model.open_run(run);
+                open(model);
+            }
+            None => model.warn(NO_RUNS),
+        }
+    }
+
+    fn subject(&self, model: &Model, room: usize) -> String {
+        model.run_subject(room)
+    }
+
+    fn watches(&self, model: &Model, wanted: &mut BTreeSet<Watch>) {
+        let Some(run) = &model.run else { return };
+        wanted.insert(Watch::Run(run.id.clone()));
+        watch_clips(model, run, placed(model, run).into_iter().map(|(sample, _, area)| (sample, area)), wanted);
+    }
+
+    fn on_press(&self, model: &mut Model, at: Position) -> Press {
+        press(model, at);
+        Press::Done
+    }
+
+    fn on_drag(&self, model: &mut Model, at: Position) {
+        drag(model, at);
+    }
+
+    fn on_wheel(&self, model: &mut Model, at: Position, direction: Action) -> Wheel {
+        Wheel::Act(wheel_action(model, at, direction))
+    }
 }
 
 /// Returns the path of the selected video.
@@ -172,7 +247,7 @@ fn part_at(model: &Model, at: Position) -> Option<Part> {
 
 /// Handles a press of the mouse button: selects a step or a video, or the next prompt. A press on the selected video
 /// pauses or plays it.
-pub fn press(model: &mut Model, at: Position) {
+fn press(model: &mut Model, at: Position) {
     let part = part_at(model, at);
     let Some(run) = &mut model.run else { return };
     let samples = &mut run.samples;
@@ -188,7 +263,7 @@ pub fn press(model: &mut Model, at: Position) {
 
 /// Handles a drag of the mouse: over the steps, it selects the step under the pointer; over a video, it pauses the videos
 /// and shows the frame at the pointer.
-pub fn drag(model: &mut Model, at: Position) {
+fn drag(model: &mut Model, at: Position) {
     let part = part_at(model, at);
     let Some(run) = &mut model.run else { return };
     let samples = &mut run.samples;
@@ -203,7 +278,7 @@ pub fn drag(model: &mut Model, at: Position) {
 }
 
 /// Returns what the wheel does at a position of the terminal: over the prompt, it changes the prompt, elsewhere the step.
-pub fn wheel_action(model: &Model, at: Position, direction: Action) -> Action {
+fn wheel_action(model: &Model, at: Position, direction: Action) -> Action {
     match (part_at(model, at), direction) {
         (Some(Part::Prompt), _) => direction,
         (_, Action::Up) => Action::SamplePrevious,
@@ -224,6 +299,27 @@ pub(crate) fn placed<'a>(model: &Model, run: &'a RunScreen) -> Vec<(&'a SampleSi
         (sample, caption, picture)
     };
     shown.into_iter().enumerate().map(split).collect()
+}
+
+/// Adds the clips of visible samples, each with the area of its picture, and their clock while one plays.
+pub fn watch_clips<'a>(
+    model: &Model,
+    run: &RunScreen,
+    placed: impl IntoIterator<Item = (&'a SampleSidecar, Rect)>,
+    wanted: &mut BTreeSet<Watch>,
+) {
+    if !model.symbols.braille {
+        return;
+    }
+    let sized = placed.into_iter().map(|(sample, area)| (sample.step, sample.index, size_of(area)));
+    let clips: Vec<(u64, usize, Size)> = sized.filter(|(_, _, size)| size.width >= 4 && size.height >= 2).collect();
+    let loaded = clips.iter().rev().filter_map(|(step, index, size)| run.samples.clip((*step, *index), *size));
+    let moving = loaded.flatten().find(|clip| clip.frames.len() > 1 && clip.fps > 0.0).filter(|_| !run.samples.paused);
+    // Milliseconds between two frames.
+    let every_ms = moving.map(|clip| (1000.0 / clip.fps).clamp(20.0, 2000.0) as u32);
+    wanted.extend(every_ms.map(|every_ms| Watch::Frames { run: run.id.clone(), every_ms }));
+    let clip = |(step, prompt, size)| Watch::Clip { run: run.id.clone(), step, prompt, size };
+    wanted.extend(clips.into_iter().map(clip));
 }
 
 /// Returns the size of an area.
@@ -260,39 +356,6 @@ pub fn panel(model: &Model, run: &RunScreen, buf: &mut Buffer, area: Rect) {
     let words =
         text::fit(&text::clean(&sample.prompt.replace('\n', " ")), usize::from(prompt.width), model.symbols.ellipsis);
     write(model, buf, prompt, Line::styled(words, faint));
-}
-
-/// Draws the screen.
-pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
-    let Some(run) = &model.run else { return };
-    let parts = parts(run, body);
-    let of_prompt = run.samples.of_prompt();
-    heading(model, run, &of_prompt, buf, parts.heading);
-    let faint = model.theme.faint;
-    let Some(selected) = of_prompt.get(run.samples.position(&of_prompt)) else {
-        write_centered(model, buf, body, nothing(model, run, usize::from(body.width.min(76))));
-        return;
-    };
-    let wrapped = text::wrap(&text::clean(&selected.prompt.replace('\n', " ")), usize::from(parts.prompt.width));
-    write_lines(model, buf, parts.prompt, wrapped.into_iter().map(Line::raw));
-    for (sample, caption, area) in placed(model, run) {
-        if run.samples.side_by_side {
-            let step = format!("step {}", units::grouped(sample.step));
-            write(model, buf, caption, Line::styled(step, model.theme.strong));
-        }
-        picture(model, run, sample, buf, area);
-    }
-    write(model, buf, parts.steps, Line::styled(STEPS, faint));
-    for (place, number, area) in steps(run, parts.steps) {
-        let is_selected = place == run.samples.position(&of_prompt);
-        let pointer = if is_selected { model.symbols.pointer } else { " " };
-        let style = if is_selected { model.theme.strong } else { Style::new() };
-        let spans = vec![Span::styled(pointer, model.theme.accent), Span::styled(number, style)];
-        write(model, buf, area, Line::from(spans));
-    }
-    let path = video(model).map(Utf8PathBuf::into_string).unwrap_or_default();
-    let path = text::fit_end(&path, usize::from(parts.file.width), model.symbols.ellipsis);
-    write(model, buf, parts.file, Line::styled(path, faint));
 }
 
 /// Returns the step of the weights that made a sample. In a sampling run, the text says so, because the run counts

@@ -6,8 +6,8 @@ use crate::bindings::{Action, Context};
 use crate::model::Model;
 use crate::msg::{CurriculumView, RunRow, StageView};
 use crate::run_state::{StateKind, short_id};
-use crate::screens::run_sections;
 use crate::screens::stages::{self, Weights};
+use crate::screens::{preview, run_sections};
 use crate::text;
 use crate::widgets::aligned::{self, Setting};
 use crate::widgets::details::{self, Section};
@@ -49,7 +49,7 @@ pub fn view(
     let beside = || vec![runs(model, curriculum, stage), checkpoints(model, curriculum, stage)];
     let rest = details::view(model, buf, area, main, below, beside);
     if let Some(row) = stages::newest(model, curriculum, stage) {
-        run_sections::chart(model, row, model.previewed(), buf, rest);
+        run_sections::chart(model, row, preview::loaded(model), buf, rest);
     }
 }
 

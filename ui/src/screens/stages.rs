@@ -8,11 +8,11 @@ use crate::layout;
 use crate::model::{FailureDialog, Input, Modal, Model, Purpose, Screen};
 use crate::msg::{CurriculumView, RunRow, StageView};
 use crate::run_state::StateKind;
-use crate::screens::{launch, stage_details};
+use crate::screens::{Behaviour, Press, launch, stage_details};
 use crate::text;
 use crate::widgets::{details, failure_lines, hint, progress, state, write, write_centered, write_lines};
 use ratatui_core::buffer::Buffer;
-use ratatui_core::layout::Rect;
+use ratatui_core::layout::{Position, Rect};
 use ratatui_core::style::Style;
 use ratatui_core::text::{Line, Span};
 use recipe::StageStart;
@@ -153,25 +153,113 @@ pub fn keep_selection(model: &mut Model) {
     model.stages.top = if at <= 2 { 0 } else { top };
 }
 
-/// Handles an action.
-pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
-    let at = model.stages.selected;
-    match action {
-        Action::Up => model.stages.selected = at.saturating_sub(1),
-        Action::Down => model.stages.selected = at + 1,
-        Action::PageUp | Action::Top => model.stages.selected = 0,
-        Action::PageDown | Action::Bottom => model.stages.selected = usize::MAX,
-        Action::StartStage => return start(model),
-        Action::LaunchRecipe => model.input = Some(Input::new(Purpose::Launch, model.launch_arguments.as_str())),
-        Action::Open => match newest_run(model).map(|row| row.run.clone()) {
-            Some(run) => model.open_run(run),
-            None => model.warn("This stage has no run yet"),
-        },
-        Action::Back => model.screen = Screen::Runs,
-        _ => {}
+/// The screen.
+pub struct Stages;
+
+impl Behaviour for Stages {
+    fn on_action(&self, model: &mut Model, action: Action) -> Vec<Effect> {
+        let at = model.stages.selected;
+        match action {
+            Action::Up => model.stages.selected = at.saturating_sub(1),
+            Action::Down => model.stages.selected = at + 1,
+            Action::PageUp | Action::Top => model.stages.selected = 0,
+            Action::PageDown | Action::Bottom => model.stages.selected = usize::MAX,
+            Action::StartStage => return start(model),
+            Action::LaunchRecipe => model.input = Some(Input::new(Purpose::Launch, model.launch_arguments.as_str())),
+            Action::Open => match newest_run(model).map(|row| row.run.clone()) {
+                Some(run) => model.open_run(run),
+                None => model.warn("This stage has no run yet"),
+            },
+            Action::Back => model.screen = Screen::Runs,
+            _ => {}
+        }
+        keep_selection(model);
+        Vec::new()
     }
-    keep_selection(model);
-    Vec::new()
+
+    fn view(&self, model: &Model, buf: &mut Buffer, body: Rect) {
+        let faint = model.theme.faint;
+        let Some(curricula) = &model.curricula else {
+            write_centered(model, buf, body, vec![Line::styled("Loading curricula…", faint)]);
+            return;
+        };
+        if curricula.is_empty() {
+            let mut lines = vec![Line::styled("No curriculum found", model.theme.strong)];
+            let text = "A curriculum file lists training stages; see configs/demo/curriculum.toml. \
+                    Start vidtui in a folder that contains configs/.";
+            lines.extend(text::wrap(text, usize::from(body.width.min(60))).into_iter().map(Line::from));
+            lines.push(Line::default());
+            lines.push(Line::from(hint(
+                model,
+                &model.keys.name(Context::Stages, Action::LaunchRecipe),
+                "launch a recipe",
+            )));
+            write_centered(model, buf, body, lines);
+            return;
+        }
+        let rows = rows(model);
+        let (list, below) = areas(model, rows.len());
+        let names = all_stages(model).map(|(_, stage)| text::width(&stage.name)).max().unwrap_or(0).clamp(5, 24);
+        for (y, row) in (list.top()..list.bottom()).zip(rows.iter().skip(model.stages.top)) {
+            let area = Rect { y, height: 1, ..list };
+            match row {
+                StagesRow::Air => {}
+                StagesRow::Title(curriculum) => {
+                    let path =
+                        text::fit_end(curriculum.path.as_str(), usize::from(list.width) / 2, model.symbols.ellipsis);
+                    let title = Line::styled(curriculum.title.clone(), model.theme.strong);
+                    crate::widgets::write_split(model, buf, area, title, Line::styled(path, faint));
+                }
+                StagesRow::Broken(failure) => {
+                    write(
+                        model,
+                        buf,
+                        area,
+                        Line::styled(format!("  {}: {}", failure.what, failure.why), model.theme.bad),
+                    );
+                }
+                StagesRow::Fix(failure) => {
+                    write(model, buf, area, Line::styled(format!("  Hint: {}", failure.fix), model.theme.accent));
+                }
+                StagesRow::Stage(number, curriculum, stage) => {
+                    let line = stage_line(model, *number, curriculum, stage, names, usize::from(list.width));
+                    write(model, buf, area, line);
+                }
+            }
+        }
+        match selected(model) {
+            Some((curriculum, stage)) => {
+                let unseen = rows.iter().skip(model.stages.top + usize::from(list.height));
+                let unseen = unseen.filter(|row| matches!(row, StagesRow::Stage(..))).count();
+                stage_details::view(model, buf, below, curriculum, stage, unseen);
+            }
+            None => {
+                if let Some(Err(failure)) = curricula.first().map(|c| &c.stages) {
+                    write_lines(model, buf, below, failure_lines(model, failure, usize::from(below.width)));
+                }
+            }
+        }
+    }
+
+    fn open(&self, model: &mut Model) {
+        open(model);
+    }
+
+    fn tab(&self) -> Action {
+        Action::ShowStages
+    }
+
+    fn keep_selection(&self, model: &mut Model) {
+        keep_selection(model);
+    }
+
+    fn on_press(&self, model: &mut Model, at: Position) -> Press {
+        Press::row(stages_until(model, at.y))
+    }
+
+    fn preview<'a>(&self, model: &'a Model) -> Option<&'a RunRow> {
+        newest_run(model).filter(|_| details::has_more(model.size))
+    }
 }
 
 /// Requests the draft that the typed launch arguments describe; the answer opens the launch form.
@@ -214,66 +302,11 @@ fn areas(model: &Model, rows: usize) -> (Rect, Rect) {
 }
 
 /// Returns the number of stages from the selected one to the one at a row of the terminal.
-pub fn stages_until(model: &Model, row: u16) -> Option<isize> {
+fn stages_until(model: &Model, row: u16) -> Option<isize> {
     let rows = rows(model);
     let at = layout::entries_until(areas(model, rows.len()).0, row, model.stages.top, 0, rows.len())?;
     let StagesRow::Stage(clicked, ..) = rows.get(at as usize)? else { return None };
     Some(*clicked as isize - model.stages.selected as isize)
-}
-
-/// Draws the screen.
-pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
-    let faint = model.theme.faint;
-    let Some(curricula) = &model.curricula else {
-        write_centered(model, buf, body, vec![Line::styled("Loading curricula…", faint)]);
-        return;
-    };
-    if curricula.is_empty() {
-        let mut lines = vec![Line::styled("No curriculum found", model.theme.strong)];
-        let text = "A curriculum file lists training stages; see configs/demo/curriculum.toml. \
-                    Start vidtui in a folder that contains configs/.";
-        lines.extend(text::wrap(text, usize::from(body.width.min(60))).into_iter().map(Line::from));
-        lines.push(Line::default());
-        lines.push(Line::from(hint(model, &model.keys.name(Context::Stages, Action::LaunchRecipe), "launch a recipe")));
-        write_centered(model, buf, body, lines);
-        return;
-    }
-    let rows = rows(model);
-    let (list, below) = areas(model, rows.len());
-    let names = all_stages(model).map(|(_, stage)| text::width(&stage.name)).max().unwrap_or(0).clamp(5, 24);
-    for (y, row) in (list.top()..list.bottom()).zip(rows.iter().skip(model.stages.top)) {
-        let area = Rect { y, height: 1, ..list };
-        match row {
-            StagesRow::Air => {}
-            StagesRow::Title(curriculum) => {
-                let path = text::fit_end(curriculum.path.as_str(), usize::from(list.width) / 2, model.symbols.ellipsis);
-                let title = Line::styled(curriculum.title.clone(), model.theme.strong);
-                crate::widgets::write_split(model, buf, area, title, Line::styled(path, faint));
-            }
-            StagesRow::Broken(failure) => {
-                write(model, buf, area, Line::styled(format!("  {}: {}", failure.what, failure.why), model.theme.bad));
-            }
-            StagesRow::Fix(failure) => {
-                write(model, buf, area, Line::styled(format!("  Hint: {}", failure.fix), model.theme.accent));
-            }
-            StagesRow::Stage(number, curriculum, stage) => {
-                let line = stage_line(model, *number, curriculum, stage, names, usize::from(list.width));
-                write(model, buf, area, line);
-            }
-        }
-    }
-    match selected(model) {
-        Some((curriculum, stage)) => {
-            let unseen = rows.iter().skip(model.stages.top + usize::from(list.height));
-            let unseen = unseen.filter(|row| matches!(row, StagesRow::Stage(..))).count();
-            stage_details::view(model, buf, below, curriculum, stage, unseen);
-        }
-        None => {
-            if let Some(Err(failure)) = curricula.first().map(|c| &c.stages) {
-                write_lines(model, buf, below, failure_lines(model, failure, usize::from(below.width)));
-            }
-        }
-    }
 }
 
 fn stage_line(

@@ -478,8 +478,8 @@ fn a_large_runs_screen_shows_the_curve_of_the_selected_run() {
     let run = ui.model.run.as_ref().unwrap();
     assert_eq!((run.series.live().len(), run.goodput.is_some()), (83, true), "the stream goes on");
     ui.press("Esc");
-    assert!(ui.model.previewed().is_some_and(|open| !open.series.live().is_empty()));
+    assert!(screens::preview::loaded(&ui.model).is_some_and(|open| !open.series.live().is_empty()));
     ui.press("j");
-    assert!(ui.model.previewed().is_none());
+    assert!(screens::preview::loaded(&ui.model).is_none());
     assert!(watches(&ui.model).iter().all(|watch| !matches!(watch, Watch::Run(_))));
 }
