@@ -92,6 +92,153 @@ fn walk(folder: &Path, endings: &[&str], each: &mut dyn FnMut(&Path)) {
     }
 }
 
+/// The number of modules at the top of a crate that import each other in circles. Every other crate has none: each of its modules
+/// imports only modules below it. These numbers may only fall.
+const CIRCLES: [(&str, usize); 9] = [
+    ("cluster", 2),
+    ("dataset", 7),
+    ("recipe", 14),
+    ("rundir", 5),
+    ("trainer", 16),
+    ("video", 4),
+    ("vidtui", 11),
+    ("weights", 8),
+    ("xtask", 2),
+];
+
+/// The modules of a crate that each module imports.
+type Imports = BTreeMap<String, BTreeSet<String>>;
+
+/// Returns the names after `prefix` in a text: `a` and `b` for `prefix::a::c` or `prefix::{a::c, b}`.
+fn names_after(text: &str, prefix: &str) -> Vec<String> {
+    let is_name = |c: char| c.is_alphanumeric() || c == '_';
+    let name = |text: &str| text.trim_start().chars().take_while(|c| is_name(*c)).collect::<String>();
+    let mut names = Vec::new();
+    for (at, _) in text.match_indices(prefix) {
+        let before = text[..at].chars().next_back();
+        let rest = &text[at + prefix.len()..];
+        if before.is_some_and(is_name) {
+            continue;
+        }
+        let Some(group) = rest.strip_prefix('{') else {
+            names.push(name(rest));
+            continue;
+        };
+        // The items of the group, without those of groups inside it.
+        let mut depth = 0;
+        let mut starts = true;
+        for (at, c) in group.char_indices() {
+            if starts && depth == 0 && !c.is_whitespace() {
+                names.push(name(&group[at..]));
+                starts = false;
+            }
+            match c {
+                '{' => depth += 1,
+                '}' if depth == 0 => break,
+                '}' => depth -= 1,
+                ',' if depth == 0 => starts = true,
+                _ => {}
+            }
+        }
+    }
+    names
+}
+
+/// Returns the code of a file without comments and without its module of tests.
+fn code(path: &Path) -> String {
+    let text = read(path);
+    let (code, _) = text.split_once("#[cfg(test)]\nmod tests {").unwrap_or((&text, ""));
+    let code = code.lines().map(|line| line.split("//").next().unwrap_or_default());
+    code.collect::<Vec<_>>().join("\n")
+}
+
+/// Returns which modules at the top of a crate import which. Modules that only tests contain are left out.
+fn imports(sources: &Path) -> Imports {
+    let top = ["lib.rs", "main.rs"].map(|name| sources.join(name));
+    let roots: Vec<String> = top.iter().filter(|path| path.exists()).map(|path| read(path)).collect();
+    let of_tests = |module: &str| {
+        roots.iter().any(|text| text.contains(&format!("#[cfg(test)]\nmod {module};")))
+            || module == "lib"
+            || module == "main"
+    };
+    let module_of = |path: &Path| {
+        let first = path.strip_prefix(sources).unwrap().components().next().unwrap();
+        Path::new(first.as_os_str()).file_stem().unwrap().to_str().unwrap().to_owned()
+    };
+    let mut files = Vec::new();
+    walk(sources, &["rs"], &mut |path| files.push(path.to_owned()));
+    files.retain(|path| !of_tests(&module_of(path)));
+    let mut imports: Imports = files.iter().map(|path| (module_of(path), BTreeSet::new())).collect();
+    // A name that the top of the crate exports belongs to its module.
+    let mut exported = BTreeMap::new();
+    for module in imports.keys() {
+        for root in &roots {
+            let names = names_after(root, &format!("pub use {module}::"));
+            exported.extend(names.into_iter().map(|name| (name, module.clone())));
+        }
+    }
+    for path in &files {
+        let from = module_of(path);
+        for name in names_after(&code(path), "crate::") {
+            let to = if imports.contains_key(&name) { Some(&name) } else { exported.get(&name) };
+            if let Some(to) = to.filter(|to| **to != from).cloned() {
+                imports.get_mut(&from).unwrap().insert(to);
+            }
+        }
+    }
+    imports
+}
+
+/// Returns the modules that a module imports directly or through others.
+fn reached(imports: &Imports, from: &str) -> BTreeSet<String> {
+    let mut reached = BTreeSet::new();
+    let mut next = vec![from.to_owned()];
+    while let Some(module) = next.pop() {
+        let new = imports[&module].iter().filter(|to| reached.insert((*to).clone())).cloned();
+        next.extend(new.collect::<Vec<_>>());
+    }
+    reached
+}
+
+/// Returns the modules that import themselves through others, each with those of its imports that lead back to it.
+fn in_circles(imports: &Imports) -> Imports {
+    let all: BTreeMap<&String, BTreeSet<String>> =
+        imports.keys().map(|module| (module, reached(imports, module))).collect();
+    let back = |(module, to): (&String, &BTreeSet<String>)| {
+        let back: BTreeSet<String> = to.iter().filter(|to| all[to].contains(module)).cloned().collect();
+        (!back.is_empty()).then(|| (module.clone(), back))
+    };
+    imports.iter().filter_map(back).collect()
+}
+
+#[test]
+fn modules_import_each_other_in_no_circle() {
+    let mut wrong = Vec::new();
+    for package in packages() {
+        let circles = in_circles(&imports(&folder(&package).join("src")));
+        let known = CIRCLES.iter().find(|(of, _)| *of == name(&package)).map_or(0, |(_, count)| *count);
+        if circles.len() > known {
+            let arrows = circles.iter().map(|(from, to)| format!("  {from} -> {to:?}")).collect::<Vec<_>>();
+            let found = circles.len();
+            wrong.push(format!("{}: {found} modules in circles, {known} known\n{}", name(&package), arrows.join("\n")));
+        }
+    }
+    assert!(wrong.is_empty(), "move what two modules share below both:\n{}", wrong.join("\n"));
+}
+
+#[test]
+fn imports_in_circles_are_found() {
+    assert_eq!(
+        names_after("use crate::{a::{x, y}, b, c::z};\nlet d = crate::e::f();", "crate::"),
+        ["a", "b", "c", "e"]
+    );
+    let arrow = |(from, to): (&str, &[&str])| (from.to_owned(), to.iter().map(|to| (*to).to_owned()).collect());
+    let imports: Imports =
+        [("a", &["b"][..]), ("b", &["c"]), ("c", &["b", "d"]), ("d", &[])].into_iter().map(arrow).collect();
+    let expected: Imports = [("b", &["c"][..]), ("c", &["b"])].into_iter().map(arrow).collect();
+    assert_eq!(in_circles(&imports), expected);
+}
+
 #[test]
 fn the_dependencies_between_crates_are_those_in_architecture_md() {
     let drawn = drawn_arrows(&read(&root().join("ARCHITECTURE.md")));

@@ -4,10 +4,9 @@ use crate::bindings::{Action, Context};
 use crate::model::Model;
 use crate::msg::RunRow;
 use crate::run_state::{StateKind, short_id};
-use crate::screens::samples;
 use crate::slurm;
 use crate::text;
-use crate::widgets::{capitalized, failure_lines, hint};
+use crate::widgets::{failure_lines, hint};
 use health::{Finding, Rule, Subject, Urgency};
 use ratatui_core::text::{Line, Span};
 use recipe::Task;
@@ -177,7 +176,7 @@ pub fn finding_in_words(now: f64, finding: &Finding) -> String {
     let since = since.map_or(String::new(), |since_s| format!(", for {}", units::duration(now - since_s)));
     // The name of a node keeps its case.
     let sentence = finding.sentence();
-    let begins = if finding.about == Subject::Run { capitalized(&sentence) } else { sentence };
+    let begins = if finding.about == Subject::Run { text::capitalized(&sentence) } else { sentence };
     format!("{begins}{since}")
 }
 
@@ -220,7 +219,7 @@ fn next_steps(model: &Model, row: &RunRow, context: Context) -> Vec<Vec<Span<'st
             } else if row.task == Task::Encode {
                 add(action, "train on it".to_owned());
             }
-            if samples::makes_videos(row) {
+            if row.makes_videos() {
                 add(Action::Prompt, "make a video".to_owned());
             }
             if is_last {

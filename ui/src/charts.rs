@@ -1,7 +1,7 @@
 //! The lines that the run screen draws for each metric.
 
+use crate::memo::Memo;
 use crate::series::{Column, MAX_RANK_LINES, Segment, Series, Statistic, Track};
-use crate::widgets::memo::Memo;
 use rundir::{Chart, METRICS, find_metric};
 use std::rc::Rc;
 

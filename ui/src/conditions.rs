@@ -5,7 +5,6 @@ use crate::bindings::{Action, Binding, Condition};
 use crate::draft::LaunchTarget;
 use crate::fleet::Sort;
 use crate::layout::Panel;
-use crate::modals::targets;
 use crate::model::{CompareScreen, LaunchForm, LogsScreen, Model, Purpose, RunScreen};
 use crate::run_actions;
 use crate::run_state::StateKind;
@@ -69,7 +68,7 @@ fn holds(model: &Model, action: Action, condition: Condition) -> bool {
         Condition::StageHasRun => stages::newest_run(model).is_some(),
         Condition::KeysOverridden => form(|form| !form.draft.sets.is_empty()),
         Condition::SeveralTargetNodes => launch::listed(model).len() > 1,
-        Condition::SeveralTargets => form(|form| targets::targets(form).len() > 1),
+        Condition::SeveralTargets => form(|form| form.all_targets().len() > 1),
         Condition::CheckWaivable => form(|form| form.checks.iter().any(launch::can_waive)),
         Condition::WeightsUnconverted => form(|form| form.convert.is_some()),
         Condition::TargetLocal => form(|form| matches!(form.draft.target, LaunchTarget::Local(_))),

@@ -1,6 +1,6 @@
 //! The data of the launch form: the draft, which has the arguments of `vidtui launch`, and the shell's answers to it.
 
-use crate::msg::ConvertOptions;
+use crate::conversion::ConvertOptions;
 use camino::{Utf8Path, Utf8PathBuf};
 use cluster::{NodeId, hostlist};
 use plan::LaunchPlan;

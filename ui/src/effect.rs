@@ -1,16 +1,17 @@
 //! Requests to the shell: one-shot effects and long-lived watches, both plain data.
 
 use crate::action_plan::{ActionPlan, ActionRequest};
+use crate::conversion::ConvertOptions;
+use crate::conversion::ConvertPreview;
 use crate::draft::LaunchDraft;
 use crate::fleet::FleetSource;
-use crate::msg::{ConvertOptions, ConvertPreview, JobId, Size};
-use crate::series::Axis;
+use crate::msg::{JobId, Size};
+use crate::series::{Axis, XAxis};
 use camino::Utf8PathBuf;
 use cluster::NodeId;
 use plan::{LaunchPlan, ResumeOptions, RunKill};
 use rundir::Chart;
 use rundir::RunId;
-use serde::{Deserialize, Serialize};
 
 /// One-shot requests, as data that tests can compare.
 #[derive(Debug, Clone)]
@@ -249,17 +250,6 @@ pub struct ComparisonSpec {
     pub log_y: bool,
     /// Weight of the exponential moving average, drawn over the faint raw lines; `None` for the raw lines only.
     pub smoothing: Option<f64>,
-}
-
-/// The quantity on the x axis of the charts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum XAxis {
-    /// Optimizer steps.
-    #[default]
-    Step,
-    /// Seconds since the first sample.
-    Time,
 }
 
 /// The format of an exported chart.

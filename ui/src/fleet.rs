@@ -3,7 +3,7 @@
 //! A sample is summarized when it arrives. Sorting and totals use the summaries, so that a thousand nodes cost little
 //! more than ten.
 
-use crate::gpu_value::{GpuReader, GpuSpread, GpuValue, is_current};
+use crate::fleet::gpu_value::{GpuReader, GpuSpread, GpuValue, is_current};
 use camino::Utf8PathBuf;
 use cluster::fault::{Fault, FaultSeverity, faults};
 use cluster::probe::Frame;
@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap};
 
 mod attention;
+pub mod gpu_value;
 mod history;
 
 use attention::Attention;
@@ -353,7 +354,7 @@ impl Fleet {
             self.resumed_s = now;
         }
         self.judged_s = Some(now);
-        self.spreads = OUTLYING.map(|value| GpuSpread::of(&GpuReader::new(value, None), &self.nodes));
+        self.spreads = OUTLYING.map(|value| GpuSpread::of(&GpuReader::new(value, || None), &self.nodes));
         let steps = steps.and_then(|reader| Some((reader, GpuSpread::of(reader, &self.nodes)?)));
         for at in 0..self.nodes.len() {
             let view = &self.nodes[at];

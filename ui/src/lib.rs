@@ -14,17 +14,19 @@ mod bindings;
 pub mod charts;
 mod completion;
 mod conditions;
+mod conversion;
+mod dispatch;
 pub mod draft;
 mod effect;
 pub mod event_text;
 pub mod fleet;
 pub mod goodput_text;
-pub mod gpu_value;
 pub mod jobs;
 mod key_bar;
 mod key_map;
 pub mod layout;
 pub mod log_lines;
+mod memo;
 pub mod modals;
 mod model;
 mod mouse;
@@ -53,15 +55,17 @@ mod tests;
 
 pub use action_plan::{ActionEnd, ActionPlan, ActionRequest, ActionResult, RunPlan, RunVerb};
 pub use bindings::{Action, Binding, Context};
-pub use effect::{ChartSpec, ComparisonSpec, Confirmed, Effect, ImageFormat, PlottedChart, Request, Watch, XAxis};
+pub use conversion::{ConvertForm, ConvertOptions, ConvertPreview, ConvertRow, WeightType};
+pub use effect::{ChartSpec, ComparisonSpec, Confirmed, Effect, ImageFormat, PlottedChart, Request, Watch};
 pub use key_map::{KeyChange, KeyError, KeyMap};
 pub use model::{Input, MOST_COMPARED, Model, Notice, Purpose, Screen, Session, Setup, closing_message, context};
 pub use msg::{
-    AlertRow, Clip, ConvertForm, ConvertOptions, ConvertPreview, ConvertRow, CurriculumView, EarlierError,
-    EarlierErrors, JobId, JobMsg, Key, KeyCode, LogChunk, Mouse, MouseKind, Msg, NodeMsg, Outcome, RankLines,
-    RecipeFacts, RecipeView, RunList, RunMsg, RunRow, RunStatus, Size, StageView, WeightType,
+    AlertRow, Clip, CurriculumView, EarlierError, EarlierErrors, JobId, JobMsg, Key, KeyCode, LogChunk, Mouse,
+    MouseKind, Msg, NodeMsg, Outcome, RankLines, RecipeFacts, RecipeView, RunList, RunMsg, RunRow, RunStatus, Size,
+    StageView,
 };
 pub use run_state::short_id;
+pub use series::XAxis;
 pub use theme::{Symbols, Theme};
 pub use update::update;
 pub use view::view;

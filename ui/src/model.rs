@@ -3,6 +3,7 @@
 mod compare_screen;
 mod convert_screen;
 mod dialogs;
+mod drag;
 mod input;
 mod launch_form;
 mod log_store;
@@ -21,12 +22,13 @@ pub use dialogs::{
     ActionDialog, CheckpointsDialog, FailureDialog, HelpDialog, KillDialog, LaunchDialog, Modal, PaletteDialog,
     PanelsDialog, ResultsDialog, TargetsDialog,
 };
+pub(crate) use drag::Drag;
 pub(crate) use input::one_line;
 pub use input::{Input, Purpose};
 pub use launch_form::{FormPanel, LaunchForm};
 pub(crate) use log_store::LogLine;
 pub(crate) use logs_screen::EarlierSearch;
-pub use logs_screen::{LogsScreen, Search};
+pub use logs_screen::LogsScreen;
 pub use processes_screen::ProcessesScreen;
 pub use run_screen::RunScreen;
 pub use samples_screen::SamplesScreen;
@@ -38,11 +40,11 @@ pub use viewport::Viewport;
 pub use crate::bindings::Screen;
 use crate::bindings::{Action, Context};
 use crate::draft::LaunchDraft;
+use crate::fleet::gpu_value::StepTimes;
 use crate::fleet::{Fleet, FleetSource, NodeView};
 use crate::jobs::Jobs;
 use crate::key_map::KeyMap;
 use crate::layout;
-use crate::mouse::Drag;
 use crate::msg::{AlertRow, CurriculumView, RecipeView, RunList, RunRow, Size, StageView};
 use crate::panel_set::PanelChoice;
 use crate::run_state::{StateKind, short_id};
@@ -316,6 +318,11 @@ impl Model {
     pub fn selected_run(&self) -> Option<&RunRow> {
         let rows = self.visible_runs();
         rows.get(self.run_position(&rows)).copied()
+    }
+
+    /// Returns the step times of the open run on the GPUs of its nodes.
+    pub fn step_times(&self) -> Option<StepTimes<'_>> {
+        self.run.as_ref().and_then(RunScreen::step_times)
     }
 
     /// Returns the position of the selected node among those that pass the filter.

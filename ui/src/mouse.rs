@@ -6,39 +6,18 @@
 //! only keys start the run of the launch form and waive its checks.
 
 use crate::bindings::{Action, Context};
+use crate::dispatch::act;
 use crate::effect::Effect;
 use crate::layout;
-use crate::model::{Model, context};
+use crate::model::{Drag, Model, context};
 use crate::msg::{Key, KeyCode, Mouse, MouseKind};
 use crate::screens::{NOTCH, Press, Wheel, behaviour, launch};
-use crate::update::act;
 use crate::view::{header_action, key_bar_action};
 use crate::widgets::shared_axis::position_at;
-use ratatui_core::layout::{Position, Rect};
+use ratatui_core::layout::Position;
 
 /// The factor by which one notch of the wheel changes the visible range of a chart.
 const ZOOM: f64 = 0.8;
-
-/// A drag over a chart.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Drag {
-    /// The area between the axes of the chart.
-    plot: Rect,
-    /// The visible range when the drag began.
-    window: (f64, f64),
-    /// The positions of the ends of the drag on the x axis.
-    range: (f64, f64),
-    /// The columns of the ends of the drag.
-    columns: (u16, u16),
-}
-
-impl Drag {
-    /// Returns the range to show; `None` for a click, during which the pointer may move by a column on some
-    /// terminals.
-    pub fn shown(&self) -> Option<(f64, f64)> {
-        (self.columns.0.abs_diff(self.columns.1) >= 2).then_some(self.range)
-    }
-}
 
 /// Handles a mouse event.
 pub fn on_mouse(model: &mut Model, mouse: Mouse) -> Vec<Effect> {

@@ -4,6 +4,7 @@
 use crate::charts;
 use crate::layout::Panel;
 use crate::series::Series;
+use crate::text;
 use rundir::{Chart, METRICS, find_metric};
 use std::collections::BTreeSet;
 use units::Unit;
@@ -109,7 +110,7 @@ pub fn find(wanted: &str, series: &Series) -> Option<Panel> {
 pub fn title(panel: Panel, series: &Series, has_gpu_power: bool) -> String {
     match panel {
         Panel::Chart(chart) => chart.info(has_gpu_power).title.to_owned(),
-        Panel::Metric(metric) => crate::widgets::capitalized(METRICS[metric].label),
+        Panel::Metric(metric) => text::capitalized(METRICS[metric].label),
         Panel::Named(number) => series.names().get(number).map_or_else(String::new, |name| crate::text::clean(name)),
         Panel::Ranks => "Ranks".to_owned(),
         Panel::Recipe => "Recipe".to_owned(),

@@ -1,9 +1,8 @@
 //! Opens the screen or dialog of a key table, for the list of actions.
 
 use crate::bindings::Context;
-use crate::modals::{checkpoints, panels, targets};
-use crate::model::Model;
-use crate::screens::behaviour;
+use crate::model::{CheckpointsDialog, Modal, Model};
+use crate::screens::{behaviour, launch, run};
 use recipe::Task;
 
 /// Returns whether the context is a screen that has something to show now.
@@ -26,7 +25,7 @@ pub fn open(model: &mut Model, context: Context) -> bool {
         }
         Context::TargetsDialog => {
             if open(model, Context::Launch) {
-                targets::open(model);
+                launch::choose_target(model);
             }
         }
         Context::LaunchDialog => model.warn("The Launch dialog opens before a run starts"),
@@ -45,7 +44,7 @@ fn list_of_run(model: &mut Model, context: Context) {
     let is_training = model.target().is_none_or(|row| row.task == Task::Train);
     match context {
         _ if !is_training => model.warn("Only training runs have checkpoints, and panels to pick"),
-        Context::PanelsDialog => panels::open(model),
-        _ => checkpoints::open(model),
+        Context::PanelsDialog => run::pick_panels(model),
+        _ => model.modal = Some(Modal::Checkpoints(CheckpointsDialog::default())),
     }
 }

@@ -8,7 +8,7 @@ mod axis;
 mod column;
 mod marks;
 
-pub use axis::Axis;
+pub use axis::{Axis, XAxis};
 pub use column::{Column, Extent};
 use column::{NewValue, push};
 pub use marks::{MOST_FREQUENT, Mark, MarkKind, Marks};

@@ -1,7 +1,6 @@
 //! Formats the state of a Slurm job or node as text.
 
 use crate::text;
-use crate::widgets::capitalized;
 use cluster::slurm::{Job, JobReply, JobState, JobStatus, SlurmNode, Wait};
 
 /// Returns the state of a job in one or two sentences.
@@ -63,7 +62,7 @@ fn of_job(id: u64, job: &Job, cancelled_by: Option<&str>, now: f64) -> String {
 fn waiting(id: u64, job: &Job, now: f64) -> String {
     let reason = job.reason.as_deref().unwrap_or_default();
     let mut text = match job.pending_reason() {
-        Some(pending) => capitalized(&pending.sentence(id, reason)),
+        Some(pending) => text::capitalized(&pending.sentence(id, reason)),
         None => format!("Job {id} waits in the queue{}", in_parentheses(reason)),
     };
     if job.pending_reason().is_some_and(|pending| pending.wait == Wait::Never) {

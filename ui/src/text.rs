@@ -129,6 +129,19 @@ pub fn rows(text: &str, max: usize) -> impl Iterator<Item = Range<usize>> + '_ {
     })
 }
 
+/// Returns the text with its first letter in upper case. Names of programs, keys, files and nodes are not changed.
+pub fn capitalized(text: &str) -> String {
+    let first = text.split([' ', ':']).next().unwrap_or_default();
+    if PROGRAMS.contains(&first) || first.chars().any(|c| !c.is_alphabetic() && !"',\"".contains(c)) {
+        return text.to_owned();
+    }
+    let mut chars = text.chars();
+    chars.next().map_or_else(String::new, |first| first.to_uppercase().chain(chars).collect())
+}
+
+/// Names of programs with which a sentence may begin.
+const PROGRAMS: [&str; 9] = ["ffmpeg", "ffprobe", "nvidia", "sbatch", "scancel", "squeue", "srun", "ssh", "vidtui"];
+
 /// Removes escape sequences, control characters, invisible characters and text overwritten by a carriage return from
 /// the output of a program. Tabs become spaces.
 pub fn clean(line: &str) -> String {

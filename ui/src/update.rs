@@ -1,19 +1,15 @@
 //! Applies messages to the model. Nothing else changes the model.
 
-use crate::bindings::{Action, Context};
+use crate::dispatch::{act, typed};
 use crate::effect::{Effect, Request};
-use crate::fleet::FleetSource;
 use crate::jobs::Intent;
-use crate::modals::{action, checkpoints, failure, help, kill, launch, palette, panels, results, targets};
-use crate::model::{
-    ActionDialog, FailureDialog, HelpDialog, KillDialog, LaunchDialog, Modal, Model, Purpose, Screen, context,
-};
+use crate::modals::{launch, results};
+use crate::model::{ActionDialog, FailureDialog, KillDialog, LaunchDialog, Modal, Model, Screen, context};
 use crate::mouse::on_mouse;
 use crate::msg::{JobId, JobMsg, Key, KeyCode, Msg, NodeMsg, Outcome, RunMsg};
 use crate::run_state::short_id;
 use crate::screens::{
-    alerts, behaviour, convert, launch as launch_form, logs, node, nodes, preview, processes, recipes, runs, samples,
-    stages,
+    alerts, behaviour, convert, launch as launch_form, logs, node, nodes, preview, processes, recipes, runs, stages,
 };
 use recipe::Task;
 use rundir::RunId;
@@ -109,68 +105,6 @@ fn on_key(model: &mut Model, key: Key) -> Vec<Effect> {
     act(model, context, action)
 }
 
-/// Performs an action in the context of the screen or dialog that receives the keys.
-pub(crate) fn act(model: &mut Model, context: Context, action: Action) -> Vec<Effect> {
-    // Any action clears a warning.
-    model.notice.take_if(|notice| notice.is_warning);
-    match action {
-        Action::Quit => {
-            model.quitting = true;
-            return vec![Effect::Quit];
-        }
-        Action::Suspend => return vec![Effect::Suspend],
-        _ => {}
-    }
-    if let (Some(Modal::Palette(_)), Action::Accept) = (&model.modal, action) {
-        return palette::execute(model);
-    }
-    if action == Action::Palette {
-        palette::open(model, context);
-        return Vec::new();
-    }
-    if let Some(modal) = model.modal.take() {
-        return match modal {
-            Modal::Launch(dialog) => launch::on_action(model, dialog, action),
-            Modal::Kill(dialog) => kill::on_action(model, dialog, action),
-            Modal::Action(dialog) => action::on_action(model, dialog, action),
-            Modal::Results(dialog) => results::on_action(model, dialog, action),
-            Modal::Checkpoints(dialog) => checkpoints::on_action(model, dialog, action),
-            Modal::Targets(dialog) => targets::on_action(model, dialog, action),
-            Modal::Panels(dialog) => panels::on_action(model, dialog, action),
-            Modal::Failure(dialog) => failure::on_action(model, dialog, action),
-            Modal::Help(dialog) => help::on_action(model, dialog, action),
-            Modal::Palette(dialog) => palette::on_action(model, dialog, action),
-        };
-    }
-    if action == Action::Complete {
-        launch_form::complete(model);
-        return Vec::new();
-    }
-    if let Some(input) = &mut model.input {
-        if input.edit(action) {
-            typed(model);
-            return Vec::new();
-        }
-        return end_input(model, action);
-    }
-    match action {
-        Action::Help => model.modal = Some(Modal::Help(HelpDialog { context, scroll: 0 })),
-        Action::ShowRuns => model.screen = Screen::Runs,
-        Action::ShowStages => stages::open(model),
-        Action::ShowNodes => nodes::open(model, FleetSource::Given),
-        Action::NodesOfRun => match model.target().map(|row| row.run.clone()) {
-            Some(run) => nodes::open(model, FleetSource::Run(run)),
-            None => model
-                .warn(format!("No run selected. Press {} to list nodes.", model.keys.name(context, Action::ShowNodes))),
-        },
-        Action::ShowConvert => model.screen = Screen::Convert,
-        Action::ShowAlerts => alerts::open(model),
-        Action::ShowRecipes => model.screen = Screen::Recipes,
-        _ => return behaviour(model.screen).on_action(model, action),
-    }
-    Vec::new()
-}
-
 /// Inserts pasted text into the list of actions or the open text input, if there is one. Pasted text never triggers key bindings.
 fn paste(model: &mut Model, text: &str) {
     if let Some(Modal::Palette(dialog)) = &mut model.modal {
@@ -180,61 +114,6 @@ fn paste(model: &mut Model, text: &str) {
         input.insert(text);
         typed(model);
     }
-}
-
-fn typed(model: &mut Model) {
-    let Some(input) = &model.input else { return };
-    let text = input.text.clone();
-    match input.purpose {
-        Purpose::Filter => runs::set_filter(model, text),
-        Purpose::RecipeFilter => recipes::set_filter(model, text),
-        Purpose::NodeFilter => nodes::set_filter(model, text),
-        Purpose::Search => logs::set_search(model, &text),
-        Purpose::LogRanks => logs::set_ranks(model, &text),
-        // Other inputs take effect when the user presses Enter.
-        _ => {}
-    }
-}
-
-fn end_input(model: &mut Model, action: Action) -> Vec<Effect> {
-    let Some(input) = model.input.take() else { return Vec::new() };
-    if action != Action::Cancel
-        && matches!(input.purpose, Purpose::ConvertSource | Purpose::ConvertTarget | Purpose::ConvertMerge)
-    {
-        return convert::typed(model, input.purpose, &input.text);
-    }
-    if action != Action::Cancel && input.purpose.is_of_form() {
-        launch_form::typed(model, input);
-        return Vec::new();
-    }
-    match input.purpose {
-        Purpose::Encode => model.encode_arguments.clone_from(&input.text),
-        Purpose::Launch => model.launch_arguments.clone_from(&input.text),
-        _ => {}
-    }
-    if action != Action::Cancel && !input.text.trim().is_empty() {
-        match input.purpose {
-            Purpose::Encode => return runs::encode(model, input.text),
-            Purpose::Launch => return stages::launch_typed(model, input.text),
-            Purpose::Prompt => return samples::sample(model, input.text),
-            Purpose::Resume => return crate::run_actions::resume_with(model, input.text),
-            _ => {}
-        }
-    }
-    if action == Action::Cancel {
-        match input.purpose {
-            Purpose::Filter => runs::set_filter(model, String::new()),
-            Purpose::RecipeFilter => recipes::set_filter(model, String::new()),
-            Purpose::NodeFilter => nodes::set_filter(model, String::new()),
-            Purpose::Search => logs::set_search(model, ""),
-            Purpose::LogRanks => logs::set_ranks(model, ""),
-            _ => {}
-        }
-    }
-    if input.purpose == Purpose::LogRanks && action != Action::Cancel {
-        logs::check_ranks(model, &input.text);
-    }
-    Vec::new()
 }
 
 fn on_run(model: &mut Model, run: &RunId, what: RunMsg) {

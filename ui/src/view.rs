@@ -4,11 +4,12 @@ use crate::bindings::{Action, Context};
 use crate::jobs::Job;
 use crate::key_bar;
 use crate::layout;
+use crate::memo;
 use crate::modals;
 use crate::model::{Input, Model};
 use crate::screens::{alerts, behaviour};
 use crate::text;
-use crate::widgets::{memo, write, write_split};
+use crate::widgets::{self, write, write_split};
 use ratatui_core::buffer::Buffer;
 use ratatui_core::style::Modifier;
 use ratatui_core::terminal::Frame;
@@ -146,7 +147,7 @@ fn notice(model: &Model) -> Option<Line<'static>> {
             }
             None => job.progress.clone().unwrap_or_else(|| job.intent.text()),
         };
-        return Some(Line::styled(format!("{}…", crate::widgets::capitalized(&text)), theme.accent));
+        return Some(Line::styled(format!("{}…", text::capitalized(&text)), theme.accent));
     }
     let notice = model.notice.as_ref()?;
     Some(Line::styled(notice.text.clone(), if notice.is_warning { theme.warn } else { theme.good }))
@@ -155,26 +156,7 @@ fn notice(model: &Model) -> Option<Line<'static>> {
 /// Returns the line of a text input. If the text is too long, the beginning before the cursor and the end after it
 /// are cut.
 fn input_line(model: &Model, input: &Input) -> Line<'static> {
-    edited(model, input, input.purpose.title(), usize::from(layout::areas(model.size).notice.width))
-}
-
-/// Returns a title and the text of an input with its cursor, in at most `width` cells.
-pub(crate) fn edited(model: &Model, input: &Input, title: &'static str, width: usize) -> Line<'static> {
-    let (theme, ellipsis) = (&model.theme, model.symbols.ellipsis);
-    let room = width.saturating_sub(title.len() + 1);
-    let (before, after) = input.parts();
-    let room_after = (room / 3).max(room.saturating_sub(text::width(before)));
-    let after = text::fit(after, room_after, ellipsis);
-    let before = text::fit_end(before, room - text::width(&after), ellipsis);
-    let cursor = if model.symbols.braille { "▏" } else { "_" };
-    let form = if input.text.is_empty() { text::fit(input.purpose.form(), room, ellipsis) } else { String::new() };
-    Line::from(vec![
-        Span::styled(title, theme.accent),
-        Span::raw(before),
-        Span::styled(cursor, theme.accent),
-        Span::raw(after),
-        Span::styled(form, theme.faint),
-    ])
+    widgets::edited(model, input, input.purpose.title(), usize::from(layout::areas(model.size).notice.width))
 }
 
 /// Replaces characters that are not ASCII, for terminals without UTF-8.

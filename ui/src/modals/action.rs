@@ -10,7 +10,7 @@ use crate::model::{ActionDialog, Modal, Model, ResultsDialog};
 use crate::run_state::short_id;
 use crate::screens::process_details;
 use crate::text;
-use crate::widgets::{capitalized, dialog, hint};
+use crate::widgets::{dialog, hint};
 use plan::{CheckpointDelete, KillPlan, KillScope, ListedProcess, NodesKill, RunKill, Spared, UseOf};
 use ratatui_core::buffer::Buffer;
 use ratatui_core::style::Style;
@@ -71,7 +71,7 @@ impl ActionDialog {
         let is_kind = matches!(*self.plan, ActionPlan::Runs { verb: RunVerb::Resume | RunVerb::Stop, .. });
         let edge = if is_kind { model.theme.accent } else { model.theme.bad };
         let title = match &*self.plan {
-            plan if plan.is_possible() => format!("{}?", capitalized(&plan.title())),
+            plan if plan.is_possible() => format!("{}?", text::capitalized(&plan.title())),
             ActionPlan::Runs { verb, .. } => format!("Cannot {} the marked runs", verb.word()),
             _ => "There is nothing to do".to_owned(),
         };
@@ -237,7 +237,7 @@ impl Page<'_> {
                 }
                 Err(failure) => {
                     self.heading(short_id(run), "refused");
-                    self.text(&capitalized(&failure.why), 2, theme.bad);
+                    self.text(&text::capitalized(&failure.why), 2, theme.bad);
                     self.text(&format!("Hint: {}", failure.fix), 2, theme.faint);
                 }
             }

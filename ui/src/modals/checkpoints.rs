@@ -3,11 +3,12 @@
 
 use crate::action_plan::ActionRequest;
 use crate::bindings::{Action, Context};
+use crate::conversion::ConvertForm;
+use crate::conversion::ConvertOptions;
 use crate::effect::{Effect, Request};
 use crate::jobs::Intent;
 use crate::layout;
 use crate::model::{CheckpointsDialog, Modal, Model};
-use crate::msg::{ConvertForm, ConvertOptions};
 use crate::run_state::{StateKind, short_id};
 use crate::screens::convert;
 use crate::text;
@@ -17,11 +18,6 @@ use ratatui_core::buffer::Buffer;
 use ratatui_core::style::Style;
 use ratatui_core::text::{Line, Span};
 use rundir::{CheckpointEntry, RunId};
-
-/// Opens the dialog with the newest checkpoint selected.
-pub fn open(model: &mut Model) {
-    model.modal = Some(Modal::Checkpoints(CheckpointsDialog::default()));
-}
 
 /// Handles an action. The caller has taken the dialog out of the model; this function puts it back unless the dialog
 /// closes.

@@ -4,8 +4,8 @@ use crate::bindings::{Action, Context};
 use crate::effect::Effect;
 use crate::modals::scrolls;
 use crate::model::{FailureDialog, Modal, Model};
-use crate::widgets::{capitalized, dialog, hint};
-use crate::{text, widgets};
+use crate::text;
+use crate::widgets::{dialog, hint};
 use ratatui_core::buffer::Buffer;
 use ratatui_core::style::Style;
 use ratatui_core::text::Line;
@@ -25,7 +25,7 @@ impl FailureDialog {
     fn lines(&self, model: &Model) -> Vec<Line<'static>> {
         let width = dialog::text_width(model.size);
         let mut lines = vec![Line::default()];
-        for line in text::wrap(&capitalized(&self.failure.why), width) {
+        for line in text::wrap(&text::capitalized(&self.failure.why), width) {
             lines.push(Line::from(text::clean(&line)));
         }
         if !self.failure.fix.is_empty() {
@@ -35,7 +35,7 @@ impl FailureDialog {
         }
         // The title is one line. If the title does not fit, the text of the dialog repeats it in full.
         if text::width(&self.failure.what) + 4 > width {
-            let what = text::wrap(&widgets::capitalized(&self.failure.what), width);
+            let what = text::wrap(&text::capitalized(&self.failure.what), width);
             lines.splice(0..0, what.into_iter().map(|line| Line::styled(text::clean(&line), Style::new())));
         }
         lines
@@ -43,7 +43,7 @@ impl FailureDialog {
 
     /// Draws the dialog.
     pub fn view(&self, model: &Model, buf: &mut Buffer) {
-        let title = text::clean(&capitalized(&self.failure.what));
+        let title = text::clean(&text::capitalized(&self.failure.what));
         let footer = hint(model, &model.keys.name(Context::FailureDialog, Action::Cancel), "close");
         dialog::draw(model, buf, &title, model.theme.bad, self.lines(model), Line::from(footer), self.scroll);
     }

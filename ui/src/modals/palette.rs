@@ -9,7 +9,6 @@ use crate::layout;
 use crate::model::{Modal, Model, PaletteDialog, one_line};
 use crate::places;
 use crate::text;
-use crate::update::act;
 use crate::widgets::{dialog, hint};
 use ratatui_core::buffer::Buffer;
 use ratatui_core::style::Style;
@@ -60,34 +59,8 @@ pub fn on_action(model: &mut Model, mut dialog: PaletteDialog, action: Action) -
     Vec::new()
 }
 
-/// Closes the palette and executes the selected action, as if the user had pressed its key. An action of another place
-/// opens that place first. If the action would also change something, it waits for its key.
-pub fn execute(model: &mut Model) -> Vec<Effect> {
-    let Some(Modal::Palette(dialog)) = model.modal.take() else { return Vec::new() };
-    let chosen = dialog.chosen();
-    if chosen.is_none_or(|listed| listed.context == dialog.context) {
-        model.modal = dialog.over.map(|over| *over);
-    }
-    let Some(Listed { context, binding }) = chosen else { return Vec::new() };
-    let is_here = context == dialog.context || context == dialog.screen;
-    if !is_here && !places::open(model, context) {
-        return Vec::new();
-    }
-    // The user has not seen which entry is selected there.
-    if !is_here && waits_for_its_key(context, binding.action) {
-        let key = model.keys.name(context, binding.action);
-        let text = match context.is_screen() {
-            true => format!("Press {key} to apply this action to the selected entry"),
-            false => format!("Press {key} in this dialog to apply the action"),
-        };
-        model.warn(text);
-        return Vec::new();
-    }
-    act(model, context, binding.action)
-}
-
 /// Returns whether the palette only opens the place of an action, and the user has to press the key there.
-fn waits_for_its_key(context: Context, action: Action) -> bool {
+pub fn waits_for_its_key(context: Context, action: Action) -> bool {
     !context.is_screen() || action.changes_something()
 }
 

@@ -5,24 +5,13 @@ use crate::bindings::{Action, Context};
 use crate::effect::Effect;
 use crate::layout::{self, Panel};
 use crate::model::{Modal, Model, PanelsDialog, RunScreen};
-use crate::panel_set::{MOST_COLUMNS, PICKABLE, find, name, pickable};
+use crate::panel_set::{MOST_COLUMNS, find, name};
 use crate::screens::{run, run_panels};
 use crate::text;
 use crate::widgets::{dialog, hint};
 use ratatui_core::buffer::Buffer;
 use ratatui_core::style::Style;
 use ratatui_core::text::{Line, Span};
-use recipe::Task;
-
-/// Opens the dialog.
-pub fn open(model: &mut Model) {
-    let is_training = model.run.as_ref().is_some_and(|run| run::content(model, run).task == Task::Train);
-    if is_training {
-        model.modal = Some(Modal::Panels(PanelsDialog { order: order(model), selected: 0 }));
-    } else {
-        model.warn("Only training runs have panels to pick");
-    }
-}
 
 /// Handles an action. The caller has taken the dialog out of the model; this function puts it back unless the dialog
 /// closes.
@@ -36,7 +25,7 @@ pub fn on_action(model: &mut Model, mut dialog: PanelsDialog, action: Action) ->
     match (action, selected) {
         (Action::Cancel, _) => return Vec::new(),
         (Action::Toggle, Some(panel)) => {
-            let mut picked = picked(model);
+            let mut picked = run_panels::picked(model);
             match picked.iter().position(|known| *known == panel) {
                 Some(at) => drop(picked.remove(at)),
                 None => picked.push(panel),
@@ -44,13 +33,13 @@ pub fn on_action(model: &mut Model, mut dialog: PanelsDialog, action: Action) ->
             pick(model, &dialog.order, &picked);
         }
         (Action::MoveEarlier, Some(_)) if at > 0 => {
-            let picked = picked(model);
+            let picked = run_panels::picked(model);
             dialog.order.swap(at, at - 1);
             dialog.selected = at - 1;
             pick(model, &dialog.order, &picked);
         }
         (Action::MoveLater, Some(_)) if at < last => {
-            let picked = picked(model);
+            let picked = run_panels::picked(model);
             dialog.order.swap(at, at + 1);
             dialog.selected = at + 1;
             pick(model, &dialog.order, &picked);
@@ -69,27 +58,13 @@ pub fn on_action(model: &mut Model, mut dialog: PanelsDialog, action: Action) ->
         }
         (Action::Defaults, _) => {
             (model.panels.picked, model.panels.columns) = (None, 0);
-            dialog.order = order(model);
+            dialog.order = run_panels::order(model);
         }
         _ => {}
     }
     keep_focus(model);
     model.modal = Some(Modal::Panels(dialog));
     Vec::new()
-}
-
-/// Returns the picked panels of the open run; the default panels until the user picks some.
-fn picked(model: &Model) -> Vec<Panel> {
-    let usual = || PICKABLE.into_iter().filter(|panel| *panel != Panel::Recipe).collect();
-    model.run.as_ref().and_then(|run| model.panels.panels(&run.series)).unwrap_or_else(usual)
-}
-
-/// Returns all panels of the open run: the picked ones in their order, then the others.
-fn order(model: &Model) -> Vec<Panel> {
-    let mut order = picked(model);
-    let all = model.run.as_ref().map_or_else(Vec::new, |run| pickable(&run.series));
-    order.extend(all.into_iter().filter(|panel| !order.contains(panel)).collect::<Vec<_>>());
-    order
 }
 
 /// Saves which panels are picked and their order. Picked panels that this run lacks, but other runs may have, stay
@@ -127,7 +102,7 @@ impl PanelsDialog {
     fn lines(&self, model: &Model, run: &RunScreen) -> Vec<Line<'static>> {
         let theme = &model.theme;
         let width = dialog::text_width(model.size);
-        let picked = picked(model);
+        let picked = run_panels::picked(model);
         let line = |(at, panel): (usize, Panel)| {
             let is_selected = at == self.selected;
             let is_picked = picked.contains(&panel);

@@ -9,7 +9,7 @@ use crate::model::{Modal, Model, ResultsDialog};
 use crate::msg::JobId;
 use crate::run_state::StateKind;
 use crate::text;
-use crate::widgets::{capitalized, dialog, hint};
+use crate::widgets::{dialog, hint};
 use ratatui_core::buffer::Buffer;
 use ratatui_core::style::Style;
 use ratatui_core::text::{Line, Span};
@@ -41,11 +41,11 @@ pub fn ended(model: &mut Model, job: JobId, title: String, results: Vec<ActionRe
     let is_open = matches!(&model.modal, Some(Modal::Results(dialog)) if dialog.job == job);
     match &results[..] {
         [only] if is_done && !is_open => model.notify(format!("{}: {}", only.subject, only.text)),
-        _ if is_done && !is_open => model.notify(format!("{}: done", capitalized(&title))),
+        _ if is_done && !is_open => model.notify(format!("{}: done", text::capitalized(&title))),
         _ if is_open || model.modal.is_none() => {
             model.modal = Some(Modal::Results(ResultsDialog { job, title, results, has_ended: true, scroll: 0 }));
         }
-        _ => model.warn(format!("{}: {}", capitalized(&title), not_done(&results))),
+        _ => model.warn(format!("{}: {}", text::capitalized(&title), not_done(&results))),
     }
 }
 
@@ -89,7 +89,7 @@ impl ResultsDialog {
             Some(ActionEnd::Pending | ActionEnd::Unknown) => ("not verified everywhere", model.theme.warn),
             Some(ActionEnd::Failed) => ("failed on some", model.theme.bad),
         };
-        let title = format!("{}: {what}", capitalized(&self.title));
+        let title = format!("{}: {what}", text::capitalized(&self.title));
         let does = if self.has_ended { "close" } else { "close; the work continues" };
         let footer = hint(model, &model.keys.name(Context::ResultsDialog, Action::Cancel), does);
         dialog::draw(model, buf, &title, edge, self.lines(model), Line::from(footer), self.scroll);

@@ -4,7 +4,7 @@ use crate::bindings::{Action, Context};
 use crate::draft::LaunchTarget;
 use crate::effect::Effect;
 use crate::layout;
-use crate::model::{LaunchForm, Modal, Model, TargetsDialog};
+use crate::model::{Modal, Model, TargetsDialog};
 use crate::screens::launch;
 use crate::text;
 use crate::widgets::{dialog, hint};
@@ -12,20 +12,12 @@ use ratatui_core::buffer::Buffer;
 use ratatui_core::style::Style;
 use ratatui_core::text::{Line, Span};
 
-/// Opens the dialog with the target of the launch form selected.
-pub fn open(model: &mut Model) {
-    let Some(form) = &model.form else { return };
-    let selected = targets(form).iter().position(|target| *target == form.draft.target).unwrap_or(0);
-    let top = layout::scrolled(0, selected, room(model));
-    model.modal = Some(Modal::Targets(TargetsDialog { selected, top }));
-}
-
 /// Handles an action. The caller has taken the dialog out of the model; this function puts it back unless the dialog
 /// closes.
 pub fn on_action(model: &mut Model, mut dialog: TargetsDialog, action: Action) -> Vec<Effect> {
-    let rows = room(model);
+    let rows = TargetsDialog::room(model.size);
     let Some(form) = &mut model.form else { return Vec::new() };
-    let targets = targets(form);
+    let targets = form.all_targets();
     let last = targets.len().saturating_sub(1);
     if let Some(to) = layout::moved(action, dialog.selected.min(last), rows, last) {
         dialog.selected = to;
@@ -45,28 +37,11 @@ pub fn on_action(model: &mut Model, mut dialog: TargetsDialog, action: Action) -
     Vec::new()
 }
 
-/// Returns the targets that can be chosen. The current target of the form keeps its choice of nodes and ranks.
-pub fn targets(form: &LaunchForm) -> Vec<LaunchTarget> {
-    let now = &form.draft.target;
-    let listed = form.targets.iter();
-    let mut all: Vec<LaunchTarget> =
-        listed.map(|target| if target.is_alike(now) { now.clone() } else { target.clone() }).collect();
-    if !all.contains(now) {
-        all.insert(0, now.clone());
-    }
-    all
-}
-
-/// Returns the number of targets that fit on the screen.
-fn room(model: &Model) -> usize {
-    usize::from(model.size.height.saturating_sub(5)).max(1)
-}
-
 impl TargetsDialog {
     fn lines(&self, model: &Model) -> Vec<Line<'static>> {
         let Some(form) = &model.form else { return Vec::new() };
-        let (targets, width) = (targets(form), dialog::text_width(model.size));
-        let rows = room(model);
+        let (targets, width) = (form.all_targets(), dialog::text_width(model.size));
+        let rows = TargetsDialog::room(model.size);
         let top = self.top.min(targets.len().saturating_sub(rows));
         let line = |(i, target): (usize, &LaunchTarget)| {
             let is_selected = i == self.selected;

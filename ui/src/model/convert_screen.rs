@@ -1,6 +1,9 @@
 //! State of the Convert screen: the chosen options, the preview and the running conversion.
 
-use crate::msg::{ConvertForm, ConvertOptions, ConvertPreview, JobId};
+use crate::conversion::ConvertForm;
+use crate::conversion::ConvertOptions;
+use crate::conversion::ConvertPreview;
+use crate::msg::JobId;
 use camino::Utf8PathBuf;
 use rundir::Failure;
 

@@ -3,7 +3,7 @@
 use crate::action_plan::{ActionPlan, ActionResult};
 use crate::bindings::Context;
 use crate::layout::Panel;
-use crate::msg::JobId;
+use crate::msg::{JobId, Size};
 use plan::{LaunchPlan, RunKill};
 use rundir::Failure;
 
@@ -112,6 +112,13 @@ pub struct TargetsDialog {
     pub selected: usize,
     /// First visible target.
     pub top: usize,
+}
+
+impl TargetsDialog {
+    /// Returns the number of targets that fit on the screen.
+    pub fn room(size: Size) -> usize {
+        usize::from(size.height.saturating_sub(5)).max(1)
+    }
 }
 
 /// The dialog that chooses the panels of training runs.

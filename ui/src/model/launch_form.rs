@@ -1,8 +1,8 @@
 //! State of the launch form: the draft of the launch, and the answers of the shell to the draft.
 
+use crate::conversion::ConvertOptions;
 use crate::draft::{DraftMsg, LaunchDraft, LaunchTarget, PreflightResult, PreflightRow};
 use crate::model::Screen;
-use crate::msg::ConvertOptions;
 use camino::{Utf8Path, Utf8PathBuf};
 use cluster::NodeId;
 use plan::LaunchPlan;
@@ -81,6 +81,18 @@ impl FormPanel {
 }
 
 impl LaunchForm {
+    /// Returns the targets that can be chosen. The current target of the form keeps its choice of nodes and ranks.
+    pub fn all_targets(&self) -> Vec<LaunchTarget> {
+        let now = &self.draft.target;
+        let listed = self.targets.iter();
+        let mut all: Vec<LaunchTarget> =
+            listed.map(|target| if target.is_alike(now) { now.clone() } else { target.clone() }).collect();
+        if !all.contains(now) {
+            all.insert(0, now.clone());
+        }
+        all
+    }
+
     /// Opens the form.
     pub fn new(draft: LaunchDraft, from: Screen) -> Self {
         Self {

@@ -8,8 +8,11 @@ use crate::msg::{EarlierErrors, LogChunk, RankLines};
 use crate::rank_set::RankSet;
 use crate::text;
 use cluster::RankPlace;
-use regex::Regex;
+use regex::{Regex, RegexBuilder};
 use std::collections::BTreeSet;
+
+/// Memory limit of a compiled search expression, so that a typo cannot freeze the screen.
+const MAX_REGEX: usize = 1 << 20;
 
 /// An open log: of one rank, or of all ranks merged.
 #[derive(Debug, Clone)]
@@ -103,6 +106,24 @@ impl Default for LogsScreen {
 }
 
 impl LogsScreen {
+    /// Sets the text to search for. Returns whether there is one; an empty text ends the search.
+    pub(crate) fn search_for(&mut self, text: &str) -> bool {
+        self.current = None;
+        if text.is_empty() {
+            self.search = None;
+            return false;
+        }
+        // A lower-case pattern ignores case, as in editors.
+        let build = |pattern: &str| {
+            let any_case = !text.chars().any(char::is_uppercase);
+            RegexBuilder::new(pattern).case_insensitive(any_case).size_limit(MAX_REGEX).build()
+        };
+        // An incomplete expression, such as "(", is searched as plain text.
+        let regex = build(text).or_else(|_| build(&regex::escape(text))).ok();
+        self.search = Some(Search { text: text.to_owned(), regex });
+        true
+    }
+
     /// Returns the merged log of an attempt, which goes to the first error. A non-empty `only` filters the ranks.
     pub fn at_error(attempt: Option<u32>, only: RankSet) -> Self {
         Self { pinned: attempt, only, seeks: Some(Target::FirstError), ..Self::default() }

@@ -1,10 +1,11 @@
 //! State of an open run: its metrics, events and checkpoints, and how its charts are shown.
 
-use crate::effect::XAxis;
+use crate::fleet::gpu_value::StepTimes;
 use crate::layout::{Panel, RunContent};
 use crate::model::{SamplesScreen, Viewport};
 use crate::msg::{RunMsg, RunStatus};
 use crate::recipe_setting::RecipeSetting;
+use crate::series::XAxis;
 use crate::series::{Axis, Marks, Series};
 use cluster::RankPlace;
 use recipe::Task;
@@ -159,6 +160,11 @@ impl RunScreen {
     /// Returns the ends of the whole x axis.
     pub fn full_range(&self) -> (f64, f64) {
         axis_ends(self.series.range(self.x.into()))
+    }
+
+    /// Returns the step times of the ranks on the GPUs of their nodes; `None` while they are unknown.
+    pub fn step_times(&self) -> Option<StepTimes<'_>> {
+        StepTimes::of(self.series.rank_times(), self.places())
     }
 
     /// Returns the ends of the visible part of the x axis.

@@ -1,8 +1,8 @@
 //! Groups of screens, and the state of those with a list or a node: selection, filter, sort order and scroll position.
 
 use crate::bindings::Screen;
+use crate::fleet::gpu_value::GpuValue;
 use crate::fleet::{HistoryWindow, Sort};
-use crate::gpu_value::GpuValue;
 use camino::Utf8PathBuf;
 use cluster::NodeId;
 use rundir::{Failure, RunId};

@@ -1,9 +1,8 @@
 //! The state that the next console restores: the last screen, its run or node, and how charts, lists and the log were
 //! shown.
 
-use crate::effect::XAxis;
+use crate::fleet::gpu_value::GpuValue;
 use crate::fleet::{FleetSource, HistoryWindow, Sort};
-use crate::gpu_value::GpuValue;
 use crate::log_lines::Level;
 use crate::model::{
     CompareScreen, LogsScreen, MOST_COMPARED, Model, NodeScreen, NodesScreen, ProcessesScreen, Quantity, RunScreen,
@@ -11,8 +10,8 @@ use crate::model::{
 };
 use crate::panel_set::{MOST_COLUMNS, PanelChoice};
 use crate::rank_set::RankSet;
-use crate::screens::logs;
 use crate::series::Axis;
+use crate::series::XAxis;
 use cluster::NodeId;
 use plan::KillScope;
 use rundir::RunId;
@@ -186,7 +185,9 @@ impl Model {
             (Screen::Compare | Screen::Launch, _) => Screen::Runs,
             (screen, _) => screen,
         };
-        logs::set_search(self, &session.log_search);
+        if let Some(logs) = &mut self.logs {
+            logs.search_for(&session.log_search);
+        }
     }
 
     /// Restores the source and the order of the nodes, and how they are shown.

@@ -8,7 +8,7 @@ use crate::screens::{run_lists, run_sections};
 use crate::text;
 use crate::widgets::aligned::hanging;
 use crate::widgets::details::{self, Section};
-use crate::widgets::{capitalized, failure_lines};
+use crate::widgets::failure_lines;
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;
 use ratatui_core::style::Style;
@@ -54,9 +54,9 @@ fn alert(model: &Model, state: &AlertState, width: usize) -> Section {
         lines.extend(wrapped.into_iter().map(|line| Line::styled(line, style)));
     };
     add(&facts.join(&format!(" {} ", model.symbols.separator)), faint);
-    add(&capitalized(&alert.what), Style::new());
+    add(&text::capitalized(&alert.what), Style::new());
     if !alert.why.is_empty() {
-        add(&capitalized(&alert.why), Style::new());
+        add(&text::capitalized(&alert.why), Style::new());
     }
     if !alert.fix.is_empty() {
         add(&format!("Hint: {}", alert.fix), model.theme.accent);

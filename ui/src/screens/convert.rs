@@ -1,11 +1,15 @@
 //! The Convert screen: the options, the preview of every tensor, and the progress of a conversion.
 
 use crate::bindings::{Action, Context};
+use crate::conversion::ConvertForm;
+use crate::conversion::ConvertOptions;
+use crate::conversion::ConvertPreview;
+use crate::conversion::WeightType;
 use crate::effect::{Effect, Request};
 use crate::jobs::Intent;
 use crate::layout;
 use crate::model::{Input, Model, Preview, Purpose, Screen, Work};
-use crate::msg::{ConvertForm, ConvertOptions, ConvertPreview, JobId, WeightType};
+use crate::msg::JobId;
 use crate::screens::{Behaviour, NOTCH, Press, Wheel};
 use crate::text;
 use crate::widgets::{failure_lines, hint, panel, write, write_lines};

@@ -7,9 +7,9 @@ use crate::effect::{Effect, Request, Watch};
 use crate::fleet::FleetSource;
 use crate::jobs::Intent;
 use crate::layout;
-use crate::modals::targets;
-use crate::model::{FormPanel, Input, LaunchForm, Model, NodesScreen, Purpose, Screen};
+use crate::model::{FormPanel, Input, LaunchForm, Modal, Model, NodesScreen, Purpose, Screen, TargetsDialog};
 use crate::screens::{Behaviour, NO_FORM, Press, Wheel, convert, launch_field, launch_view};
+use crate::text;
 use cluster::NodeId;
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::{Position, Rect};
@@ -103,7 +103,7 @@ impl Behaviour for Launch {
             Action::EditKey => edit_key(model),
             Action::UnsetKey => unset_key(model),
             Action::Defaults => form.with_defaults = !form.with_defaults,
-            Action::Targets => targets::open(model),
+            Action::Targets => choose_target(model),
             Action::Ranks => edit_ranks(model),
             Action::Toggle => toggle_node(model),
             Action::Fit => fit(form),
@@ -170,6 +170,14 @@ impl Behaviour for Launch {
         focus(model, at);
         Wheel::Scroll
     }
+}
+
+/// Opens the dialog that chooses the target.
+pub fn choose_target(model: &mut Model) {
+    let Some(form) = &model.form else { return };
+    let selected = form.all_targets().iter().position(|target| *target == form.draft.target).unwrap_or(0);
+    let top = layout::scrolled(0, selected, TargetsDialog::room(model.size));
+    model.modal = Some(Modal::Targets(TargetsDialog { selected, top }));
 }
 
 /// Handles a press of the mouse button: focuses a panel and selects an entry. A press on the selected entry edits the key,
@@ -263,7 +271,7 @@ fn accept(model: &mut Model) -> Vec<Effect> {
     };
     if let Some(why) = why {
         form.is_armed = false;
-        model.warn(crate::widgets::capitalized(&why));
+        model.warn(text::capitalized(&why));
         return Vec::new();
     }
     if !form.is_checked || form.plan.is_none() {

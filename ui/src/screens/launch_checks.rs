@@ -7,7 +7,7 @@ use crate::msg::RunRow;
 use crate::run_state::{StateKind, short_id};
 use crate::screens::launch_view::{List, NO_ENTRY, heading, marked};
 use crate::text;
-use crate::widgets::{capitalized, hint};
+use crate::widgets::hint;
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;
 use ratatui_core::style::Style;
@@ -61,7 +61,7 @@ pub fn list(model: &Model, form: &LaunchForm, area: Rect) -> List {
         lines.push((0, Line::styled("Nothing is checked until the recipe is valid", theme.faint)));
     } else if let Some(failure) = &form.refused {
         let mark = symbols.states[StateKind::Failed as usize];
-        let text = capitalized(&format!("{}: {}", failure.what, failure.why));
+        let text = text::capitalized(&format!("{}: {}", failure.what, failure.why));
         lines.extend(marked(mark, &text, width, theme.bad).into_iter().map(|line| (0, line)));
         let fix = marked(" ", &format!("hint: {}", failure.fix), width, theme.accent);
         lines.extend(fix.into_iter().map(|line| (0, line)));

@@ -7,8 +7,9 @@ use crate::model::{Input, LaunchForm, Model, Purpose};
 use crate::run_state::StateKind;
 use crate::screens::launch::wrong;
 use crate::screens::launch_view::{self, marked};
-use crate::view::edited;
-use crate::widgets::{capitalized, panel, write_lines};
+use crate::text;
+use crate::widgets::edited;
+use crate::widgets::{panel, write_lines};
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::{Position, Rect};
 use ratatui_core::text::{Line, Span};
@@ -66,7 +67,7 @@ fn field_lines(model: &Model, form: &LaunchForm, input: &Input, inner: Rect) -> 
         None => None,
     };
     if let Some((why, fix, style)) = &problem {
-        lines.extend(marked(mark, &capitalized(why), width, *style));
+        lines.extend(marked(mark, &text::capitalized(why), width, *style));
         lines.extend(marked(" ", &format!("hint: {fix}"), width, theme.accent));
     } else if input.purpose == Purpose::Override {
         let key = Key::find(crate::draft::key_of(text));

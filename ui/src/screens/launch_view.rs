@@ -10,7 +10,7 @@ use crate::run_state::{StateKind, short_id};
 use crate::screens::launch::listed;
 use crate::screens::{launch_checks, launch_field, node_table};
 use crate::text;
-use crate::widgets::{capitalized, failure_lines, hint, panel, write, write_centered, write_lines};
+use crate::widgets::{failure_lines, hint, panel, write, write_centered, write_lines};
 use camino::Utf8Path;
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::{Position, Rect};
@@ -238,7 +238,7 @@ fn settings_list(model: &Model, form: &LaunchForm, inner: Rect) -> (Vec<Line<'st
     let (mut problem, mut area) = (Vec::new(), inner);
     if let Some(error) = &form.broken {
         let mark = model.symbols.states[StateKind::Failed as usize];
-        let mut lines = marked(mark, &capitalized(&error.why), width, theme.bad);
+        let mut lines = marked(mark, &text::capitalized(&error.why), width, theme.bad);
         let hint = marked(" ", &format!("hint: {}", error.fix), width, theme.accent);
         let most = usize::from(inner.height * 2 / 3);
         lines.truncate(most.saturating_sub(hint.len()));

@@ -5,7 +5,7 @@ use crate::bindings::{Action, Context};
 use crate::effect::{Effect, Watch};
 use crate::layout;
 use crate::log_lines::Level;
-use crate::model::{EarlierSearch, Input, LogLine, LogsScreen, Model, Purpose, RunScreen, Screen, Search};
+use crate::model::{EarlierSearch, Input, LogLine, LogsScreen, Model, Purpose, RunScreen, Screen};
 use crate::rank_set::RankSet;
 use crate::run_actions;
 use crate::run_state::{StateKind, short_id};
@@ -16,13 +16,9 @@ use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::{Position, Rect};
 use ratatui_core::style::{Modifier, Style};
 use ratatui_core::text::{Line, Span};
-use regex::RegexBuilder;
 use std::collections::BTreeSet;
 use std::ops::Range;
 use units::counted;
-
-/// Memory limit of a compiled search expression, so that a typo cannot freeze the screen.
-const MAX_REGEX: usize = 1 << 20;
 
 /// The minimum width of the screen for the word "rank" before the ranks of a line.
 const WIDE: u16 = 110;
@@ -31,20 +27,9 @@ const WIDE: u16 = 110;
 pub fn set_search(model: &mut Model, text: &str) {
     let size = text_size(model);
     let Some(logs) = &mut model.logs else { return };
-    logs.current = None;
-    if text.is_empty() {
-        logs.search = None;
-        return;
+    if logs.search_for(text) {
+        logs.find(true, size);
     }
-    // A lower-case pattern ignores case, as in editors.
-    let build = |pattern: &str| {
-        let any_case = !text.chars().any(char::is_uppercase);
-        RegexBuilder::new(pattern).case_insensitive(any_case).size_limit(MAX_REGEX).build()
-    };
-    // An incomplete expression, such as "(", is searched as plain text.
-    let regex = build(text).or_else(|_| build(&regex::escape(text))).ok();
-    logs.search = Some(Search { text: text.to_owned(), regex });
-    logs.find(true, size);
 }
 
 /// Filters the lines by the ranks that the user has typed so far. A text that is not a list of ranks changes nothing.

@@ -1,8 +1,8 @@
 //! The GPUs of the Node screen: one row of meters per GPU, and in the rows below, the history of each quantity under
 //! its meter.
 
+use crate::fleet::gpu_value::{GpuValue, is_current};
 use crate::fleet::{GpuMoment, NodeView, Point};
-use crate::gpu_value::{GpuValue, is_current};
 use crate::model::Model;
 use crate::run_state::short_id;
 use crate::screens::{history_cursor, node_table};

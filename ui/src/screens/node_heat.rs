@@ -1,7 +1,7 @@
 //! The heat map of the Nodes screen: one row per node, arranged in columns, with one cell per GPU.
 
 use crate::fleet::NodeView;
-use crate::gpu_value::{GpuReader, GpuSpread, GpuValue, is_current};
+use crate::fleet::gpu_value::{GpuReader, GpuSpread, GpuValue, is_current};
 use crate::layout;
 use crate::model::Model;
 use crate::screens::node_table;
@@ -98,7 +98,7 @@ pub fn outlier_style(model: &Model) -> Style {
 /// Draws the map of one quantity.
 pub fn view(model: &Model, buf: &mut Buffer, area: Rect, value: GpuValue) {
     let nodes = model.fleet.nodes();
-    let reader = GpuReader::new(value, model.run.as_ref());
+    let reader = GpuReader::new(value, || model.step_times());
     let spread = GpuSpread::of(&reader, nodes);
     let grid = HeatGrid::new(model, area);
     let selected = model.node_position();

@@ -1,8 +1,8 @@
 //! The history of a node as lanes below each other that share a time axis: power, utilization, memory, InfiniBand,
 //! network, temperature, CPU.
 
+use crate::fleet::gpu_value::{HOTTEST_C, is_current};
 use crate::fleet::{HistoryWindow, Moment, NodeView, Point};
-use crate::gpu_value::{HOTTEST_C, is_current};
 use crate::layout;
 use crate::model::Model;
 use crate::screens::history_cursor;

@@ -2,10 +2,10 @@
 
 use crate::bindings::{Action, Context};
 use crate::effect::{Effect, Watch};
+use crate::fleet::gpu_value::{GpuReader, GpuValue, is_current};
 use crate::fleet::{FleetSource, Link, NodeHealth, NodeView, Sort};
-use crate::gpu_value::{GpuReader, GpuValue, is_current};
 use crate::layout;
-use crate::model::{Input, Model, NodesScreen, Purpose, Screen};
+use crate::model::{Input, Model, NodesScreen, Purpose, RunScreen, Screen};
 use crate::run_state::short_id;
 use crate::screens::node_heat::{self, HeatGrid};
 use crate::screens::node_history::{self, Lanes};
@@ -53,7 +53,8 @@ pub fn renew(model: &mut Model) {
 /// Searches for outliers; also for slow ranks while the heat map shows step times.
 fn search_outliers(model: &mut Model) {
     let has_step_times = model.nodes.heat == Some(GpuValue::StepTime);
-    let steps = has_step_times.then(|| GpuReader::new(GpuValue::StepTime, model.run.as_ref()));
+    let run = model.run.as_ref();
+    let steps = has_step_times.then(|| GpuReader::new(GpuValue::StepTime, || run.and_then(RunScreen::step_times)));
     model.fleet.judge(model.now, steps.as_ref());
 }
 
@@ -249,7 +250,7 @@ pub fn watch_history(model: &Model, view: Option<&NodeView>, wanted: &mut BTreeS
 
 /// Returns whether the open run has step times for a GPU of any watched node.
 fn has_step_times(model: &Model) -> bool {
-    let reader = GpuReader::new(GpuValue::StepTime, model.run.as_ref());
+    let reader = GpuReader::new(GpuValue::StepTime, || model.step_times());
     model.fleet.nodes().iter().any(|view| view.gpus().iter().any(|gpu| reader.of(view, gpu).is_some()))
 }
 

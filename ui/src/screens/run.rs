@@ -2,18 +2,18 @@
 
 use crate::advice;
 use crate::bindings::{Action, Context};
-use crate::effect::{ChartSpec, Effect, ImageFormat, PlottedChart, Request, Watch, XAxis};
+use crate::effect::{ChartSpec, Effect, ImageFormat, PlottedChart, Request, Watch};
 use crate::goodput_text;
 use crate::jobs::Intent;
 use crate::layout::{self, Panel, RunAreas, RunContent};
-use crate::modals::{checkpoints, panels as panels_dialog};
-use crate::model::{LogsScreen, Model, RunScreen, Screen, SoughtEvent};
+use crate::model::{CheckpointsDialog, LogsScreen, Modal, Model, PanelsDialog, RunScreen, Screen, SoughtEvent};
 use crate::msg::RunRow;
 use crate::panel_set;
 use crate::rank_set::RankSet;
 use crate::run_actions;
 use crate::run_state::{StateKind, short_id};
 use crate::screens::{Behaviour, NO_RUNS, Press, Wheel, run_lists, run_marks, run_panels, run_recipe, samples, stages};
+use crate::series::XAxis;
 use crate::series::{SMOOTHING, Track};
 use crate::widgets::line_chart::ChartLine;
 use crate::widgets::shared_axis::SharedAxis;
@@ -66,8 +66,10 @@ impl Behaviour for Run {
             Action::Open | Action::Enlarge if run.focus == Panel::Samples => samples::open(model),
             Action::Open | Action::Enlarge if run.enlarged => run.restore_panels(),
             Action::Open | Action::Enlarge => run.enlarged = true,
-            Action::Checkpoints if panels.contains(&Panel::Checkpoints) => checkpoints::open(model),
-            Action::PickPanels => panels_dialog::open(model),
+            Action::Checkpoints if panels.contains(&Panel::Checkpoints) => {
+                model.modal = Some(Modal::Checkpoints(CheckpointsDialog::default()))
+            }
+            Action::PickPanels => pick_panels(model),
             Action::Samples => samples::open(model),
             Action::Prompt => samples::open_prompt(model),
             Action::ResumeWith => run_actions::open_resume_with(model),
@@ -518,6 +520,16 @@ fn state_line(model: &Model, row: &RunRow, width: usize) -> Line<'static> {
     }
     spans.extend(tail);
     Line::from(spans)
+}
+
+/// Opens the dialog.
+pub fn pick_panels(model: &mut Model) {
+    let is_training = model.run.as_ref().is_some_and(|run| content(model, run).task == Task::Train);
+    if is_training {
+        model.modal = Some(Modal::Panels(PanelsDialog { order: run_panels::order(model), selected: 0 }));
+    } else {
+        model.warn("Only training runs have panels to pick");
+    }
 }
 
 fn focus(run: &mut RunScreen, panel: Panel) {

@@ -1,9 +1,9 @@
 //! The marks of the charts of the Run screen: checkpoints, samples, stages, resumes, alerts and others, on the x axis of
 //! the charts.
 
-use crate::effect::XAxis;
 use crate::event_text;
 use crate::model::{Model, RunScreen};
+use crate::series::XAxis;
 use crate::series::{Axis, Mark, MarkKind};
 use crate::widgets::panel;
 use crate::widgets::shared_axis::{SharedAxis, put_symbol};

@@ -1,18 +1,19 @@
 //! Draws the panels of the Run screen: charts with their values, and the heat map of ranks.
 
 use crate::charts::{self, Curve};
-use crate::effect::XAxis;
 use crate::layout::{self, Panel};
+use crate::memo::Memo;
 use crate::model::Model;
 use crate::model::{RunScreen, Screen};
 use crate::panel_set;
+use crate::panel_set::{PICKABLE, pickable};
 use crate::rank_times::LEVELS;
 use crate::screens::{run_lists, run_marks, run_recipe, samples};
+use crate::series::XAxis;
 use crate::series::{Axis, Extent, SMOOTHING, Segment, Track};
 use crate::text;
 use crate::widgets::heat_map::{HeatMap, shade_style};
 use crate::widgets::line_chart::{ChartLine, LineChart};
-use crate::widgets::memo::Memo;
 use crate::widgets::shared_axis::SharedAxis;
 use crate::widgets::{panel as heading, write};
 use ratatui_core::buffer::Buffer;
@@ -467,4 +468,18 @@ fn ranks(model: &Model, run: &RunScreen, axis: SharedAxis, buf: &mut Buffer, are
 /// Formats an excess: `+25 %`.
 fn more(over: f32) -> String {
     format!("+{:.0} %", over * 100.0)
+}
+
+/// Returns the picked panels of the open run; the default panels until the user picks some.
+pub fn picked(model: &Model) -> Vec<Panel> {
+    let usual = || PICKABLE.into_iter().filter(|panel| *panel != Panel::Recipe).collect();
+    model.run.as_ref().and_then(|run| model.panels.panels(&run.series)).unwrap_or_else(usual)
+}
+
+/// Returns all panels of the open run: the picked ones in their order, then the others.
+pub fn order(model: &Model) -> Vec<Panel> {
+    let mut order = picked(model);
+    let all = model.run.as_ref().map_or_else(Vec::new, |run| pickable(&run.series));
+    order.extend(all.into_iter().filter(|panel| !order.contains(panel)).collect::<Vec<_>>());
+    order
 }

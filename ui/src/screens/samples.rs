@@ -37,12 +37,7 @@ pub fn open(model: &mut Model) {
 
 /// Returns whether the open run has weights from which videos can be made.
 pub fn can_sample(model: &Model) -> bool {
-    model.run.as_ref().and_then(|run| model.row(&run.id)).is_some_and(makes_videos)
-}
-
-/// Returns whether a run has weights from which videos can be made.
-pub fn makes_videos(row: &RunRow) -> bool {
-    row.task == Task::Train && !row.is_command && row.checkpoint_step.is_some()
+    model.run.as_ref().and_then(|run| model.row(&run.id)).is_some_and(RunRow::makes_videos)
 }
 
 /// Opens the text input for a prompt. The weights of the open run then make a video of that prompt.

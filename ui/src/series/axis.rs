@@ -1,8 +1,18 @@
 //! The x axes of charts: converts between samples and positions by step, time or tokens.
 
 use super::{Segment, Series};
-use crate::effect::XAxis;
 use serde::{Deserialize, Serialize};
+
+/// The quantity on the x axis of the charts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum XAxis {
+    /// Optimizer steps.
+    #[default]
+    Step,
+    /// Seconds since the first sample.
+    Time,
+}
 
 /// The quantity that determines the position of a sample on an x axis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]

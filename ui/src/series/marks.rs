@@ -3,7 +3,7 @@
 //! They are kept apart from the list of events, which has only the newest ones. Each kind is kept in the order of both x
 //! axes, so that a binary search finds the marks of a column.
 
-use crate::effect::XAxis;
+use crate::series::XAxis;
 use rundir::{Alert, ErrorCode, Event, EventKind};
 
 /// The largest number of marks of a frequent kind. Beyond it, near neighbours are merged.

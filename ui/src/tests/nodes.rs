@@ -452,11 +452,11 @@ fn one_key_cycles_the_heat_map() {
 
 #[test]
 fn a_gpu_far_from_the_others_is_an_outlier_and_noise_is_not() {
-    use crate::gpu_value::{GpuReader, GpuSpread, GpuValue};
+    use crate::fleet::gpu_value::{GpuReader, GpuSpread, GpuValue};
     let ui = many(12);
     let nodes = ui.model.fleet.nodes();
     let outliers = |value: GpuValue| {
-        let spread = GpuSpread::of(&GpuReader::new(value, None), nodes).unwrap();
+        let spread = GpuSpread::of(&GpuReader::new(value, || None), nodes).unwrap();
         let gpus = nodes.iter().flat_map(|view| view.gpus().iter().map(move |gpu| (view.node.id.to_string(), gpu)));
         gpus.filter(|(_, gpu)| spread.is_outlier(value.of(gpu)))
             .map(|(node, gpu)| (node, gpu.index))
@@ -464,7 +464,7 @@ fn a_gpu_far_from_the_others_is_an_outlier_and_noise_is_not() {
     };
     assert_eq!(outliers(GpuValue::Power), [("gpu007".to_owned(), 3)]);
     assert_eq!(outliers(GpuValue::Temperature), []);
-    assert_eq!(GpuSpread::of(&GpuReader::new(GpuValue::Power, None), &[]), None);
+    assert_eq!(GpuSpread::of(&GpuReader::new(GpuValue::Power, || None), &[]), None);
 }
 
 #[test]
@@ -763,7 +763,7 @@ fn a_slow_rank_on_128_nodes_is_the_only_outlier_and_its_node_moves_to_the_top() 
     let first = |ui: &Ui| ui.model.fleet.nodes()[ui.model.nodes.order[0]].node.id.to_string();
     search(&mut ui, 3.0);
     ui.press("m m m m m");
-    assert_eq!(ui.model.nodes.heat, Some(crate::gpu_value::GpuValue::StepTime));
+    assert_eq!(ui.model.nodes.heat, Some(crate::fleet::gpu_value::GpuValue::StepTime));
     ui.resize(160, 48);
     let screen = ui.screen();
     assert!(screen.contains("median 1.02 s") && screen.contains("1 outlier"), "{screen}");

@@ -1,8 +1,8 @@
 //! Tests of the settings of the user: keys and colours, and of the restored session.
 
 use crate::fixtures::*;
+use crate::fleet::gpu_value::GpuValue;
 use crate::fleet::{FleetSource, HistoryWindow, Sort};
-use crate::gpu_value::GpuValue;
 use crate::log_lines::Level;
 use crate::model::Modal;
 use crate::*;

@@ -2,11 +2,11 @@
 //!
 //! With more ranks than rows, or more steps than columns, a cell shows the slowest of its ranks and steps.
 
+use crate::memo::Memo;
 use crate::rank_times::{LEVELS, RankTimes};
 use crate::series::Axis;
 use crate::text;
 use crate::theme::Theme;
-use crate::widgets::memo::Memo;
 use crate::widgets::shared_axis::SharedAxis;
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;

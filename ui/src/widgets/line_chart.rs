@@ -4,8 +4,8 @@
 //! Every dot column shows the extremes of its samples, so that a spike of one sample in a million is visible. The
 //! cost of drawing depends mostly on the width of the chart, not on the number of samples.
 
+use crate::memo::Memo;
 use crate::series::{Axis, Column, Extent, Segment, Series, Track};
-use crate::widgets::memo::Memo;
 use crate::widgets::shared_axis::{SharedAxis, put, put_symbol};
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;

@@ -6,11 +6,10 @@ pub mod dialog;
 pub mod heat_map;
 pub mod history_chart;
 pub mod line_chart;
-pub mod memo;
 pub mod shared_axis;
 pub mod table;
 
-use crate::model::Model;
+use crate::model::{Input, Model};
 use crate::msg::RunRow;
 use crate::run_state::StateKind;
 use crate::text;
@@ -138,26 +137,13 @@ pub fn failure_lines(model: &Model, failure: &Failure, width: usize) -> Vec<Line
         let wrapped = text::wrap(&text::clean(&text.replace('\n', " ")), width);
         wrapped.into_iter().map(move |line| Line::styled(line, style)).collect::<Vec<_>>()
     };
-    lines.extend(styled(&capitalized(&failure.what), model.theme.bad));
-    lines.extend(styled(&capitalized(&failure.why), Style::new()));
+    lines.extend(styled(&text::capitalized(&failure.what), model.theme.bad));
+    lines.extend(styled(&text::capitalized(&failure.why), Style::new()));
     if !failure.fix.is_empty() {
         lines.extend(styled(&format!("Hint: {}", failure.fix), model.theme.accent));
     }
     lines
 }
-
-/// Returns the text with its first letter in upper case. Names of programs, keys, files and nodes are not changed.
-pub fn capitalized(text: &str) -> String {
-    let first = text.split([' ', ':']).next().unwrap_or_default();
-    if PROGRAMS.contains(&first) || first.chars().any(|c| !c.is_alphabetic() && !"',\"".contains(c)) {
-        return text.to_owned();
-    }
-    let mut chars = text.chars();
-    chars.next().map_or_else(String::new, |first| first.to_uppercase().chain(chars).collect())
-}
-
-/// Names of programs with which a sentence may begin.
-const PROGRAMS: [&str; 9] = ["ffmpeg", "ffprobe", "nvidia", "sbatch", "scancel", "squeue", "srun", "ssh", "vidtui"];
 
 /// Writes lines into the middle of an area, for empty, loading and failed screens.
 pub fn write_centered(model: &Model, buf: &mut Buffer, area: Rect, lines: Vec<Line<'static>>) {
@@ -166,6 +152,25 @@ pub fn write_centered(model: &Model, buf: &mut Buffer, area: Rect, lines: Vec<Li
     // Text slightly above the middle looks centred.
     let top = area.y + (area.height - height) * 2 / 5;
     write_lines(model, buf, Rect { x: area.x + (area.width - width) / 2, y: top, width, height }, lines);
+}
+
+/// Returns a title and the text of an input with its cursor, in at most `width` cells.
+pub fn edited(model: &Model, input: &Input, title: &'static str, width: usize) -> Line<'static> {
+    let (theme, ellipsis) = (&model.theme, model.symbols.ellipsis);
+    let room = width.saturating_sub(title.len() + 1);
+    let (before, after) = input.parts();
+    let room_after = (room / 3).max(room.saturating_sub(text::width(before)));
+    let after = text::fit(after, room_after, ellipsis);
+    let before = text::fit_end(before, room - text::width(&after), ellipsis);
+    let cursor = if model.symbols.braille { "▏" } else { "_" };
+    let form = if input.text.is_empty() { text::fit(input.purpose.form(), room, ellipsis) } else { String::new() };
+    Line::from(vec![
+        Span::styled(title, theme.accent),
+        Span::raw(before),
+        Span::styled(cursor, theme.accent),
+        Span::raw(after),
+        Span::styled(form, theme.faint),
+    ])
 }
 
 /// Returns a key hint: the name of a key and what the key does.

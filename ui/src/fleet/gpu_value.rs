@@ -1,8 +1,8 @@
 //! One value of every GPU: its scale, its spread over the GPUs of all nodes, and the GPUs that are outliers.
 
 use crate::fleet::{Link, NodeView};
-use crate::model::RunScreen;
-use cluster::{GpuSample, NodeId};
+use crate::rank_times::RankTimes;
+use cluster::{GpuSample, NodeId, RankPlace};
 use std::collections::HashMap;
 use units::Unit;
 
@@ -113,11 +113,11 @@ pub struct StepTimes<'a> {
 impl<'a> StepTimes<'a> {
     /// Joins the newest step of a run with the placement of its ranks; `None` if the run lacks either. The local rank of a
     /// rank is the index of its GPU.
-    pub fn of(run: &'a RunScreen) -> Option<Self> {
-        let row = run.series.rank_times().at(u64::MAX)?;
+    pub fn of(times: &RankTimes, places: &'a [RankPlace]) -> Option<Self> {
+        let row = times.at(u64::MAX)?;
         let median_s = f64::from(row.median_s);
         let mut of_node: HashMap<&NodeId, Vec<f64>> = HashMap::new();
-        for place in run.places() {
+        for place in places {
             let over = row.over.get(place.rank)?;
             let times = of_node.entry(&place.node).or_default();
             times.resize(times.len().max(place.local_rank + 1), f64::NAN);
@@ -141,9 +141,9 @@ pub struct GpuReader<'a> {
 }
 
 impl<'a> GpuReader<'a> {
-    /// Makes a reader; `run` is the open run.
-    pub fn new(value: GpuValue, run: Option<&'a RunScreen>) -> Self {
-        let steps = run.filter(|_| value == GpuValue::StepTime).and_then(StepTimes::of);
+    /// Makes a reader. `steps` returns the step times of the open run.
+    pub fn new(value: GpuValue, steps: impl FnOnce() -> Option<StepTimes<'a>>) -> Self {
+        let steps = if value == GpuValue::StepTime { steps() } else { None };
         Self { value, steps }
     }
 
