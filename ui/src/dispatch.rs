@@ -7,7 +7,7 @@ use crate::modals::palette::{self, Listed};
 use crate::modals::{action, checkpoints, failure, help, kill, launch, panels, results, targets};
 use crate::model::{HelpDialog, Modal, Model, Purpose, Screen};
 use crate::places;
-use crate::screens::{alerts, behaviour, convert, launch as launch_form, logs, nodes, recipes, runs, samples, stages};
+use crate::screens::{alerts, behaviour, launch as launch_form, nodes, stages};
 
 /// Performs an action in the context of the screen or dialog that receives the keys.
 pub(crate) fn act(model: &mut Model, context: Context, action: Action) -> Vec<Effect> {
@@ -71,57 +71,29 @@ pub(crate) fn act(model: &mut Model, context: Context, action: Action) -> Vec<Ef
     Vec::new()
 }
 
+/// Applies the text that the user has typed so far, if it takes effect before Enter.
 pub(crate) fn typed(model: &mut Model) {
-    let Some(input) = &model.input else { return };
-    let text = input.text.clone();
-    match input.purpose {
-        Purpose::Filter => runs::set_filter(model, text),
-        Purpose::RecipeFilter => recipes::set_filter(model, text),
-        Purpose::NodeFilter => nodes::set_filter(model, text),
-        Purpose::Search => logs::set_search(model, &text),
-        Purpose::LogRanks => logs::set_ranks(model, &text),
-        // Other inputs take effect when the user presses Enter.
-        _ => {}
-    }
+    let Some(input) = model.input.as_ref().filter(|input| input.purpose.is_live()) else { return };
+    let (purpose, text) = (input.purpose, input.text.clone());
+    behaviour(purpose.screen()).on_typed(model, purpose, &text);
 }
 
+/// Closes the text input. A cancelled input loses its effect, but arguments are kept for the next input.
 fn end_input(model: &mut Model, action: Action) -> Vec<Effect> {
     let Some(input) = model.input.take() else { return Vec::new() };
-    if action != Action::Cancel
-        && matches!(input.purpose, Purpose::ConvertSource | Purpose::ConvertTarget | Purpose::ConvertMerge)
-    {
-        return convert::typed(model, input.purpose, &input.text);
-    }
-    if action != Action::Cancel && input.purpose.is_of_form() {
-        launch_form::typed(model, input);
-        return Vec::new();
-    }
-    match input.purpose {
+    let (purpose, screen) = (input.purpose, behaviour(input.purpose.screen()));
+    match purpose {
         Purpose::Encode => model.encode_arguments.clone_from(&input.text),
         Purpose::Launch => model.launch_arguments.clone_from(&input.text),
         _ => {}
     }
-    if action != Action::Cancel && !input.text.trim().is_empty() {
-        match input.purpose {
-            Purpose::Encode => return runs::encode(model, input.text),
-            Purpose::Launch => return stages::launch_typed(model, input.text),
-            Purpose::Prompt => return samples::sample(model, input.text),
-            Purpose::Resume => return crate::run_actions::resume_with(model, input.text),
-            _ => {}
-        }
+    if action != Action::Cancel {
+        // Without arguments, there is nothing to plan.
+        let is_empty = purpose.plans() && input.text.trim().is_empty();
+        return if is_empty { Vec::new() } else { screen.on_entered(model, input) };
     }
-    if action == Action::Cancel {
-        match input.purpose {
-            Purpose::Filter => runs::set_filter(model, String::new()),
-            Purpose::RecipeFilter => recipes::set_filter(model, String::new()),
-            Purpose::NodeFilter => nodes::set_filter(model, String::new()),
-            Purpose::Search => logs::set_search(model, ""),
-            Purpose::LogRanks => logs::set_ranks(model, ""),
-            _ => {}
-        }
-    }
-    if input.purpose == Purpose::LogRanks && action != Action::Cancel {
-        logs::check_ranks(model, &input.text);
+    if purpose.is_live() {
+        screen.on_typed(model, purpose, "");
     }
     Vec::new()
 }

@@ -41,6 +41,7 @@ pub mod run_state;
 pub mod screens;
 pub mod series;
 pub mod slurm;
+mod start;
 pub mod text;
 mod theme;
 mod update;
@@ -58,7 +59,7 @@ pub use bindings::{Action, Binding, Context};
 pub use conversion::{ConvertForm, ConvertOptions, ConvertPreview, ConvertRow, WeightType};
 pub use effect::{ChartSpec, ComparisonSpec, Confirmed, Effect, ImageFormat, PlottedChart, Request, Watch};
 pub use key_map::{KeyChange, KeyError, KeyMap};
-pub use model::{Input, MOST_COMPARED, Model, Notice, Purpose, Screen, Session, Setup, closing_message, context};
+pub use model::{Input, MOST_COMPARED, Model, Notice, Purpose, Screen, Session, closing_message, context};
 pub use msg::{
     AlertRow, Clip, CurriculumView, EarlierError, EarlierErrors, JobId, JobMsg, Key, KeyCode, LogChunk, Mouse,
     MouseKind, Msg, NodeMsg, Outcome, RankLines, RecipeFacts, RecipeView, RunList, RunMsg, RunRow, RunStatus, Size,
@@ -66,6 +67,7 @@ pub use msg::{
 };
 pub use run_state::short_id;
 pub use series::XAxis;
+pub use start::Setup;
 pub use theme::{Symbols, Theme};
 pub use update::update;
 pub use view::view;

@@ -53,37 +53,6 @@ use camino::{Utf8Path, Utf8PathBuf};
 use cluster::NodeId;
 use rundir::{Failure, RunId};
 
-/// Settings that the shell chooses before the first frame.
-#[derive(Debug, Clone)]
-pub struct Setup {
-    /// The terminal's size.
-    pub size: Size,
-    /// The time of the start, Unix seconds.
-    pub now: f64,
-    /// The colours that the terminal can show.
-    pub theme: Theme,
-    /// The glyphs that the terminal can show.
-    pub symbols: Symbols,
-    /// The key bindings, with the changes of the user.
-    pub keys: KeyMap,
-    /// The runs folder, for display.
-    pub runs_dir: Utf8PathBuf,
-    /// The folder for exported charts.
-    pub export_dir: Utf8PathBuf,
-    /// The source of the watched nodes, for display: a hostfile, or this machine.
-    pub nodes_from: String,
-    /// The launch that the command-line options describe; its recipe is empty.
-    pub launch: LaunchDraft,
-    /// Whether the programs of a desktop can open files on this machine.
-    pub has_desktop: bool,
-    /// The run to open at the start.
-    pub open: Option<RunId>,
-    /// The last screen of the previous console; `open` replaces its screen and its run.
-    pub session: Option<Session>,
-    /// Why the user's settings cannot be used; shown at the start.
-    pub problem: Option<Failure>,
-}
-
 /// A short message about the latest action, shown for a few seconds.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Notice {
@@ -180,61 +149,6 @@ pub struct Model {
 }
 
 impl Model {
-    /// Returns the model of a console that has just opened.
-    pub fn new(setup: Setup) -> Self {
-        // The run to open replaces only the screen and the run of the restored session.
-        let session = setup.session.map(|session| match &setup.open {
-            Some(run) => Session { screen: Screen::Run, run: Some(run.clone()), zoom: None, ..session },
-            None => session,
-        });
-        let modal = setup.problem.map(|failure| Modal::Failure(FailureDialog { failure, scroll: 0 }));
-        let mut model = Self {
-            now: setup.now,
-            size: setup.size,
-            theme: setup.theme,
-            symbols: setup.symbols,
-            keys: setup.keys,
-            runs_dir: setup.runs_dir,
-            export_dir: setup.export_dir,
-            nodes_from: setup.nodes_from,
-            launch: setup.launch,
-            has_desktop: setup.has_desktop,
-            runs: None,
-            curricula: None,
-            alerts: None,
-            recipes: None,
-            screen: if setup.open.is_some() { Screen::Run } else { Screen::Runs },
-            runs_screen: RunsScreen { selected: setup.open.clone(), ..Default::default() },
-            run: setup.open.map(RunScreen::new),
-            preview: None,
-            panels: PanelChoice::default(),
-            compare: None,
-            stages: StagesScreen::default(),
-            recipes_screen: RecipesScreen::default(),
-            form: None,
-            logs: None,
-            fleet: Fleet::default(),
-            nodes: NodesScreen::default(),
-            node: None,
-            alerts_screen: AlertsScreen::default(),
-            processes: None,
-            convert: ConvertScreen::default(),
-            input: None,
-            encode_arguments: String::new(),
-            launch_arguments: String::new(),
-            modal,
-            jobs: Jobs::default(),
-            drag: None,
-            notice: None,
-            quitting: false,
-            dirty: true,
-        };
-        if let Some(session) = session {
-            model.restore(session);
-        }
-        model
-    }
-
     /// Returns the name of an action's key on this screen, or on the Runs screen if it has no key here.
     pub(crate) fn key_name(&self, action: Action) -> String {
         let names = [self.screen.context(), Context::Runs].map(|context| self.keys.name(context, action));

@@ -117,10 +117,7 @@ fn paste(model: &mut Model, text: &str) {
 }
 
 fn on_run(model: &mut Model, run: &RunId, what: RunMsg) {
-    if let (Screen::Compare, Some(open)) = (model.screen, &mut model.compare) {
-        open.take_in(run, what);
-        return;
-    }
+    let Some(what) = behaviour(model.screen).on_run(model, run, what) else { return };
     let text_size = logs::text_size(model);
     if let Some(open) = model.preview.as_mut().filter(|open| open.id == *run) {
         open.take_in(what);

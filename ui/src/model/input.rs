@@ -1,6 +1,6 @@
 //! The text input in the notice line: its purpose, its text and the cursor.
 
-use crate::bindings::Action;
+use crate::bindings::{Action, Screen};
 use units::terminal::is_control;
 
 /// The open text input.
@@ -50,6 +50,21 @@ pub enum Purpose {
 }
 
 impl Purpose {
+    /// Returns the screen that has the input.
+    pub fn screen(self) -> Screen {
+        match self {
+            Self::Filter | Self::Encode => Screen::Runs,
+            Self::RecipeFilter => Screen::Recipes,
+            Self::NodeFilter => Screen::Nodes,
+            Self::Search | Self::LogRanks => Screen::Logs,
+            Self::ConvertSource | Self::ConvertTarget | Self::ConvertMerge => Screen::Convert,
+            Self::Launch => Screen::Stages,
+            Self::Prompt => Screen::Samples,
+            Self::Resume => Screen::Run,
+            Self::Override | Self::Ranks | Self::Weights => Screen::Launch,
+        }
+    }
+
     /// Returns the text before the input.
     pub fn title(self) -> &'static str {
         match self {
@@ -98,7 +113,7 @@ impl Purpose {
 
     /// Returns whether the input is a field of the launch form.
     pub fn is_of_form(self) -> bool {
-        matches!(self, Self::Override | Self::Ranks | Self::Weights)
+        self.screen() == Screen::Launch
     }
 }
 

@@ -5,7 +5,8 @@ use crate::bindings::{Action, Context};
 use crate::effect::{ComparisonSpec, Effect, ImageFormat, Request, Watch};
 use crate::jobs::Intent;
 use crate::layout;
-use crate::model::{CompareScreen, ComparedRun, MOST_COMPARED, Model, Quantity, Screen, Viewport};
+use crate::model::{CompareScreen, ComparedRun, MOST_COMPARED, Model, Quantity, Screen, Session, Viewport};
+use crate::msg::RunMsg;
 use crate::run_state::{StateKind, short_id};
 use crate::screens::run::smoothing_words;
 use crate::screens::{Behaviour, Press, compare_recipes};
@@ -162,6 +163,37 @@ impl Behaviour for Compare {
             _ => {}
         }
         Press::Done
+    }
+
+    fn on_run(&self, model: &mut Model, run: &RunId, what: RunMsg) -> Option<RunMsg> {
+        match &mut model.compare {
+            Some(open) => {
+                open.take_in(run, what);
+                None
+            }
+            None => Some(what),
+        }
+    }
+
+    fn save(&self, model: &Model, session: &mut Session) {
+        if let Some(open) = &model.compare {
+            session.compared = open.runs.iter().map(|run| run.id.clone()).collect();
+            session.metric = Some(open.quantity.name().to_owned());
+            session.aligned = open.x;
+            session.smoothing = open.smoothing;
+        }
+    }
+
+    fn restore(&self, model: &mut Model, session: &Session) -> Screen {
+        if !(2..=MOST_COMPARED).contains(&session.compared.len()) {
+            return Screen::Runs;
+        }
+        model.runs_screen.marked = session.compared.iter().cloned().collect();
+        let quantity = session.metric.as_deref().map_or(Quantity::Metric(0), Quantity::with_name);
+        let (smoothing, x) = (session.smoothing(), session.aligned);
+        let open = CompareScreen::new(session.compared.clone());
+        model.compare = Some(CompareScreen { quantity, smoothing, x, ..open });
+        Screen::Compare
     }
 }
 

@@ -219,6 +219,10 @@ impl Behaviour for Convert {
         scroll(model, if direction == Action::Up { -lines } else { lines });
         Wheel::Done
     }
+
+    fn on_entered(&self, model: &mut Model, input: Input) -> Vec<Effect> {
+        typed(model, input.purpose, &input.text)
+    }
 }
 
 /// Returns the number of lines of the preview that are visible.

@@ -7,7 +7,7 @@ use crate::effect::{Effect, Request, Watch};
 use crate::fleet::FleetSource;
 use crate::jobs::Intent;
 use crate::layout;
-use crate::model::{FormPanel, Input, LaunchForm, Modal, Model, NodesScreen, Purpose, Screen, TargetsDialog};
+use crate::model::{FormPanel, Input, LaunchForm, Modal, Model, NodesScreen, Purpose, Screen, Session, TargetsDialog};
 use crate::screens::{Behaviour, NO_FORM, Press, Wheel, convert, launch_field, launch_view};
 use crate::text;
 use cluster::NodeId;
@@ -169,6 +169,20 @@ impl Behaviour for Launch {
     fn on_wheel(&self, model: &mut Model, at: Position, _: Action) -> Wheel {
         focus(model, at);
         Wheel::Scroll
+    }
+
+    fn on_entered(&self, model: &mut Model, input: Input) -> Vec<Effect> {
+        typed(model, input);
+        Vec::new()
+    }
+
+    /// The draft is not saved.
+    fn save(&self, _: &Model, session: &mut Session) {
+        session.screen = Screen::Recipes;
+    }
+
+    fn restore(&self, _: &mut Model, _: &Session) -> Screen {
+        Screen::Runs
     }
 }
 

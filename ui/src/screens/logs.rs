@@ -5,11 +5,11 @@ use crate::bindings::{Action, Context};
 use crate::effect::{Effect, Watch};
 use crate::layout;
 use crate::log_lines::Level;
-use crate::model::{EarlierSearch, Input, LogLine, LogsScreen, Model, Purpose, RunScreen, Screen};
+use crate::model::{EarlierSearch, Input, LogLine, LogsScreen, Model, Purpose, RunScreen, Screen, Session};
 use crate::rank_set::RankSet;
 use crate::run_actions;
 use crate::run_state::{StateKind, short_id};
-use crate::screens::{Behaviour, NO_RUNS, Press};
+use crate::screens::{Behaviour, NO_RUNS, Press, run};
 use crate::text;
 use crate::widgets::{write, write_centered, write_split};
 use ratatui_core::buffer::Buffer;
@@ -230,6 +230,40 @@ impl Behaviour for Logs {
             }
         }
         Press::Done
+    }
+
+    fn on_typed(&self, model: &mut Model, purpose: Purpose, text: &str) {
+        match purpose {
+            Purpose::LogRanks => set_ranks(model, text),
+            _ => set_search(model, text),
+        }
+    }
+
+    fn on_entered(&self, model: &mut Model, input: Input) -> Vec<Effect> {
+        if input.purpose == Purpose::LogRanks {
+            check_ranks(model, &input.text);
+        }
+        Vec::new()
+    }
+
+    fn save(&self, model: &Model, session: &mut Session) {
+        run::save(model, session);
+        if let Some(logs) = &model.logs {
+            session.log_level = logs.level;
+            session.log_ranks = logs.only.to_string();
+            session.log_search = logs.search.as_ref().map_or_else(String::new, |search| search.text.clone());
+        }
+    }
+
+    fn restore(&self, model: &mut Model, session: &Session) -> Screen {
+        let screen = run::restore(model, session);
+        if screen == Screen::Logs {
+            let only = RankSet::parse(&session.log_ranks).unwrap_or_default();
+            let mut logs = LogsScreen { level: session.log_level, only, ..LogsScreen::default() };
+            logs.search_for(&session.log_search);
+            model.logs = Some(logs);
+        }
+        screen
     }
 }
 

@@ -35,10 +35,11 @@ pub mod stages;
 
 use crate::bindings::Action;
 use crate::effect::{Effect, Watch};
-use crate::model::{Model, Screen};
-use crate::msg::RunRow;
+use crate::model::{Input, Model, Purpose, Screen, Session};
+use crate::msg::{RunMsg, RunRow};
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::{Position, Rect};
+use rundir::RunId;
 use std::collections::BTreeSet;
 
 /// Rows that one notch of the wheel scrolls.
@@ -80,6 +81,27 @@ pub trait Behaviour: Sync {
 
     /// Scrolls to the selected entry, after the terminal has changed its size.
     fn keep_selection(&self, _: &mut Model) {}
+
+    /// Handles a change of a text input of the screen whose text takes effect while the user types.
+    fn on_typed(&self, _: &mut Model, _purpose: Purpose, _text: &str) {}
+
+    /// Handles the text of an input of the screen, after Enter.
+    fn on_entered(&self, _: &mut Model, _: Input) -> Vec<Effect> {
+        Vec::new()
+    }
+
+    /// Takes in a message of a run while the screen is shown. Returns messages that are for the open run.
+    fn on_run(&self, _: &mut Model, _: &RunId, what: RunMsg) -> Option<RunMsg> {
+        Some(what)
+    }
+
+    /// Stores what the next console restores, while the screen is shown.
+    fn save(&self, _: &Model, _: &mut Session) {}
+
+    /// Restores the screen. Returns the screen to show, which is another one if something is missing.
+    fn restore(&self, _: &mut Model, session: &Session) -> Screen {
+        session.screen
+    }
 
     /// Updates what depends on the clock, while the screen is shown.
     fn on_tick(&self, _: &mut Model) {}

@@ -5,7 +5,7 @@ use crate::bindings::Action;
 use crate::effect::{Effect, Watch};
 use crate::fleet::{Link, NodeHealth, NodeView};
 use crate::layout;
-use crate::model::{Model, NodeScreen, Screen};
+use crate::model::{Model, NodeScreen, Screen, Session};
 use crate::run_state::short_id;
 use crate::screens::node_gpus::{self, GpuColumns};
 use crate::screens::node_history::{self, Lanes};
@@ -181,6 +181,16 @@ impl Behaviour for Node {
             Some(_) => nodes::zoom_by_wheel(model, direction),
             None => Wheel::Scroll,
         }
+    }
+
+    fn save(&self, model: &Model, session: &mut Session) {
+        nodes::save(model, session);
+        session.node = model.node.as_ref().map(|open| open.id.clone()).or(session.node.take());
+    }
+
+    fn restore(&self, model: &mut Model, session: &Session) -> Screen {
+        model.node = session.node.clone().map(NodeScreen::new);
+        if model.node.is_some() { Screen::Node } else { Screen::Nodes }
     }
 }
 

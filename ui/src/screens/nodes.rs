@@ -5,7 +5,7 @@ use crate::effect::{Effect, Watch};
 use crate::fleet::gpu_value::{GpuReader, GpuValue, is_current};
 use crate::fleet::{FleetSource, Link, NodeHealth, NodeView, Sort};
 use crate::layout;
-use crate::model::{Input, Model, NodesScreen, Purpose, RunScreen, Screen};
+use crate::model::{Input, Model, NodesScreen, Purpose, RunScreen, Screen, Session};
 use crate::run_state::short_id;
 use crate::screens::node_heat::{self, HeatGrid};
 use crate::screens::node_history::{self, Lanes};
@@ -40,6 +40,18 @@ pub fn open(model: &mut Model, of: FleetSource) {
     }
     model.screen = Screen::Nodes;
     renew(model);
+}
+
+/// Stores the run whose nodes are shown, and the selected node.
+pub fn save(model: &Model, session: &mut Session) {
+    if let FleetSource::Run(run) = &model.fleet.of {
+        session.nodes_of = Some(run.clone());
+    }
+    session.node = model.nodes.selected.clone();
+    // The next console lists the nodes of a hostfile only with its own launch form.
+    if matches!(model.fleet.of, FleetSource::Hostfile(_)) {
+        session.screen = Screen::Nodes;
+    }
 }
 
 /// Updates the faults, sorts and filters the nodes again, and scrolls to the selected one.
@@ -220,6 +232,14 @@ impl Behaviour for Nodes {
             Some(_) => zoom_by_wheel(model, direction),
             None => Wheel::Scroll,
         }
+    }
+
+    fn on_typed(&self, model: &mut Model, _: Purpose, text: &str) {
+        set_filter(model, text.to_owned());
+    }
+
+    fn save(&self, model: &Model, session: &mut Session) {
+        save(model, session);
     }
 }
 

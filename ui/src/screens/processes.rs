@@ -5,7 +5,7 @@ use crate::bindings::{Action, Context};
 use crate::effect::{Effect, Request, Watch};
 use crate::jobs::Intent;
 use crate::layout;
-use crate::model::{Model, ProcessesScreen, Screen};
+use crate::model::{Model, ProcessesScreen, Screen, Session};
 use crate::run_state::{StateKind, short_id};
 use crate::screens::{Behaviour, NO_NODE, Press, nodes, process_details};
 use crate::text;
@@ -202,6 +202,19 @@ impl Behaviour for Processes {
 
     fn on_press(&self, model: &mut Model, at: Position) -> Press {
         Press::row(processes_until(model, at.y))
+    }
+
+    fn save(&self, model: &Model, session: &mut Session) {
+        nodes::save(model, session);
+        session.processes = model.processes.as_ref().map_or_else(Vec::new, |open| open.nodes.clone());
+    }
+
+    fn restore(&self, model: &mut Model, session: &Session) -> Screen {
+        if session.processes.is_empty() {
+            return Screen::Nodes;
+        }
+        model.processes = Some(ProcessesScreen::new(session.processes.clone(), KillScope::Own, Screen::Nodes));
+        Screen::Processes
     }
 }
 

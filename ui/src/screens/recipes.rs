@@ -185,6 +185,10 @@ impl Behaviour for Recipes {
     fn on_press(&self, model: &mut Model, at: Position) -> Press {
         Press::row(recipes_until(model, at.y))
     }
+
+    fn on_typed(&self, model: &mut Model, _: Purpose, text: &str) {
+        set_filter(model, text.to_owned());
+    }
 }
 
 fn areas(model: &Model, rows: usize) -> (Rect, Rect) {

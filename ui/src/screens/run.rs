@@ -6,7 +6,9 @@ use crate::effect::{ChartSpec, Effect, ImageFormat, PlottedChart, Request, Watch
 use crate::goodput_text;
 use crate::jobs::Intent;
 use crate::layout::{self, Panel, RunAreas, RunContent};
-use crate::model::{CheckpointsDialog, LogsScreen, Modal, Model, PanelsDialog, RunScreen, Screen, SoughtEvent};
+use crate::model::{
+    CheckpointsDialog, Input, LogsScreen, Modal, Model, PanelsDialog, RunScreen, Screen, Session, SoughtEvent,
+};
 use crate::msg::RunRow;
 use crate::panel_set;
 use crate::rank_set::RankSet;
@@ -217,6 +219,18 @@ impl Behaviour for Run {
             focus(run, panel);
         }
         Wheel::Scroll
+    }
+
+    fn on_entered(&self, model: &mut Model, input: Input) -> Vec<Effect> {
+        run_actions::resume_with(model, input.text)
+    }
+
+    fn save(&self, model: &Model, session: &mut Session) {
+        save(model, session);
+    }
+
+    fn restore(&self, model: &mut Model, session: &Session) -> Screen {
+        restore(model, session)
     }
 }
 
@@ -530,6 +544,22 @@ pub fn pick_panels(model: &mut Model) {
     } else {
         model.warn("Only training runs have panels to pick");
     }
+}
+
+/// Stores the open run and the visible part of its x axes.
+pub fn save(model: &Model, session: &mut Session) {
+    if let Some(open) = &model.run {
+        session.run = Some(open.id.clone());
+        session.zoom = open.view.span.map(|span| (span, open.view.end));
+    }
+}
+
+/// Opens the run of a session, if it has one. Returns the screen to show.
+pub fn restore(model: &mut Model, session: &Session) -> Screen {
+    let Some(run) = session.run.clone() else { return Screen::Runs };
+    let (x, smoothing, view) = (session.x, session.smoothing(), session.viewport());
+    model.run = Some(RunScreen { x, smoothing, view, ..RunScreen::new(run) });
+    session.screen
 }
 
 fn focus(run: &mut RunScreen, panel: Panel) {

@@ -129,6 +129,17 @@ impl Behaviour for Runs {
     fn preview<'a>(&self, model: &'a Model) -> Option<&'a RunRow> {
         model.selected_run().filter(|_| has_preview(model))
     }
+
+    fn on_typed(&self, model: &mut Model, _: Purpose, text: &str) {
+        set_filter(model, text.to_owned());
+    }
+
+    fn on_entered(&self, model: &mut Model, input: Input) -> Vec<Effect> {
+        match input.purpose {
+            Purpose::Encode => encode(model, input.text),
+            _ => Vec::new(),
+        }
+    }
 }
 
 /// Requests the plan of an encode with the arguments that the user typed.

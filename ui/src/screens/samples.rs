@@ -5,10 +5,10 @@ use crate::bindings::{Action, Context};
 use crate::effect::{Effect, Request, Watch};
 use crate::jobs::Intent;
 use crate::layout::{self, Panel, cut_top};
-use crate::model::{Input, Model, Purpose, RunScreen, Screen};
+use crate::model::{Input, Model, Purpose, RunScreen, Screen, Session};
 use crate::msg::{Clip, RunRow, Size};
 use crate::run_state::short_id;
-use crate::screens::{Behaviour, NO_RUNS, Press, Wheel};
+use crate::screens::{Behaviour, NO_RUNS, Press, Wheel, run};
 use crate::text;
 use crate::widgets::shared_axis::position_at;
 use crate::widgets::{failure_lines, hint, panel as heading_of_panel, write, write_centered, write_lines, write_split};
@@ -161,6 +161,18 @@ impl Behaviour for Samples {
 
     fn on_wheel(&self, model: &mut Model, at: Position, direction: Action) -> Wheel {
         Wheel::Act(wheel_action(model, at, direction))
+    }
+
+    fn on_entered(&self, model: &mut Model, input: Input) -> Vec<Effect> {
+        sample(model, input.text)
+    }
+
+    fn save(&self, model: &Model, session: &mut Session) {
+        run::save(model, session);
+    }
+
+    fn restore(&self, model: &mut Model, session: &Session) -> Screen {
+        run::restore(model, session)
     }
 }
 

@@ -260,6 +260,10 @@ impl Behaviour for Stages {
     fn preview<'a>(&self, model: &'a Model) -> Option<&'a RunRow> {
         newest_run(model).filter(|_| details::has_more(model.size))
     }
+
+    fn on_entered(&self, model: &mut Model, input: Input) -> Vec<Effect> {
+        launch_typed(model, input.text)
+    }
 }
 
 /// Requests the draft that the typed launch arguments describe; the answer opens the launch form.
