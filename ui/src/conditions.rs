@@ -67,7 +67,9 @@ fn holds(model: &Model, action: Action, condition: Condition) -> bool {
         Condition::StageStartable => stages::can_start(model),
         Condition::StageHasRun => stages::newest_run(model).is_some(),
         Condition::KeysOverridden => form(|form| !form.draft.sets.is_empty()),
-        Condition::SeveralTargetNodes => launch::listed(model).len() > 1,
+        Condition::SeveralTargetNodes => {
+            model.form.as_ref().is_some_and(|form| launch::listed(&model.fleet, form).len() > 1)
+        }
         Condition::SeveralTargets => form(|form| form.all_targets().len() > 1),
         Condition::CheckWaivable => form(|form| form.checks.iter().any(launch::can_waive)),
         Condition::WeightsUnconverted => form(|form| form.convert.is_some()),

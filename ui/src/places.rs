@@ -1,8 +1,8 @@
 //! Opens the screen or dialog of a key table, for the list of actions.
 
 use crate::bindings::Context;
-use crate::model::{CheckpointsDialog, Modal, Model};
-use crate::screens::{behaviour, launch, run};
+use crate::model::{CheckpointsDialog, Modal, Model, TargetsDialog};
+use crate::screens::{behaviour, run};
 use recipe::Task;
 
 /// Returns whether the context is a screen that has something to show now.
@@ -25,7 +25,8 @@ pub fn open(model: &mut Model, context: Context) -> bool {
         }
         Context::TargetsDialog => {
             if open(model, Context::Launch) {
-                launch::choose_target(model);
+                let dialog = model.form.as_ref().map(|form| TargetsDialog::new(form, model.size));
+                model.modal = dialog.map(Modal::Targets);
             }
         }
         Context::LaunchDialog => model.warn("The Launch dialog opens before a run starts"),

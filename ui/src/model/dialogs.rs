@@ -2,7 +2,8 @@
 
 use crate::action_plan::{ActionPlan, ActionResult};
 use crate::bindings::Context;
-use crate::layout::Panel;
+use crate::layout::{self, Panel};
+use crate::model::LaunchForm;
 use crate::msg::{JobId, Size};
 use plan::{LaunchPlan, RunKill};
 use rundir::Failure;
@@ -115,6 +116,12 @@ pub struct TargetsDialog {
 }
 
 impl TargetsDialog {
+    /// Makes the dialog with the target of the launch form selected.
+    pub fn new(form: &LaunchForm, size: Size) -> Self {
+        let selected = form.all_targets().iter().position(|target| *target == form.draft.target).unwrap_or(0);
+        Self { selected, top: layout::scrolled(0, selected, Self::room(size)) }
+    }
+
     /// Returns the number of targets that fit on the screen.
     pub fn room(size: Size) -> usize {
         usize::from(size.height.saturating_sub(5)).max(1)

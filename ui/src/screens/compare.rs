@@ -52,60 +52,15 @@ pub struct Compare;
 
 impl Behaviour for Compare {
     fn on_action(&self, model: &mut Model, action: Action) -> Vec<Effect> {
-        let areas = areas(model, layout::areas(model.size).body);
-        let columns = usize::from(areas.charts.first().map_or(0, |(_, area)| area.width).saturating_sub(10)).max(1);
-        let page = usize::from(areas.recipes.height.saturating_sub(3)).max(1);
-        let fills_screen = model.compare.as_ref().is_some_and(|open| open.recipes_only);
-        let scrolls = fills_screen || matches!(action, Action::Up | Action::Down);
-        // Moving the cursor is the most frequent action, and does not need the lines of the table.
-        let last = if scrolls { compare_recipes::last_scroll(model, areas.recipes) } else { 0 };
-        let Some(open) = &mut model.compare else { return Vec::new() };
-        if let Some(to) = layout::moved(action, open.scroll, page, last).filter(|_| scrolls) {
-            open.scroll = to;
-            return Vec::new();
-        }
-        match action {
-            Action::Back if open.recipes_only => open.recipes_only = false,
-            Action::Back if open.enlarged => open.enlarged = false,
-            Action::Enlarge => open.enlarged = !open.enlarged,
-            Action::Toggle => open.show_next_alone(),
-            Action::Back => model.screen = Screen::Runs,
-            Action::Recipes => open.recipes_only = !open.recipes_only,
-            Action::MetricNext | Action::MetricPrevious => open.choose_metric(action == Action::MetricNext),
-            Action::ToggleX => open.align_next(),
-            Action::LogY => {
-                let quantity = open.quantity.clone();
-                if !open.log_y.remove(&quantity) {
-                    open.log_y.insert(quantity);
-                }
-            }
-            Action::Smooth => {
-                open.smoothing = match open.smoothing {
-                    None => Some(0),
-                    Some(level) => Some(level + 1).filter(|level| *level < SMOOTHING.len()),
-                };
-                let text = smoothing_words(open.smoothing);
-                model.notify(text);
-            }
-            Action::CursorLeft => open.move_cursor(columns, false),
-            Action::CursorRight => open.move_cursor(columns, true),
-            Action::PageUp => open.view.pan(false, open.full_range()),
-            Action::PageDown => open.view.pan(true, open.full_range()),
-            Action::Top => open.view.put_at_start(open.full_range()),
-            Action::Bottom => open.view.put_cursor(None, open.full_range()),
-            Action::ZoomIn => open.zoom(0.5, None),
-            Action::ZoomOut => open.zoom(2.0, None),
-            Action::ResetView => open.view = Viewport::default(),
-            Action::ExportSvg => return export(model, ImageFormat::Svg),
-            Action::ExportPng => return export(model, ImageFormat::Png),
-            _ => {}
-        }
-        Vec::new()
+        let Some(mut open) = model.compare.take() else { return Vec::new() };
+        let effects = on_action(model, &mut open, action);
+        model.compare = Some(open);
+        effects
     }
 
     fn view(&self, model: &Model, buf: &mut Buffer, body: Rect) {
         let Some(open) = &model.compare else { return };
-        let areas = areas(model, body);
+        let areas = areas(open, body);
         let metrics = metric_items(model, open, usize::from(areas.metrics.width));
         write(model, buf, areas.metrics, Line::from_iter(metrics.into_iter().flat_map(|(spans, _)| spans)));
         for (quantity, area) in &areas.charts {
@@ -137,11 +92,13 @@ impl Behaviour for Compare {
     }
 
     fn chart_at(&self, model: &Model, at: Position) -> Option<(Rect, (f64, f64))> {
-        Some((plot_at(model, at)?.0, model.compare.as_ref()?.window()))
+        let open = model.compare.as_ref()?;
+        Some((plot_at(model, open, at)?.0, open.window()))
     }
 
     fn press_chart(&self, model: &mut Model, at: Position, x: f64) {
-        let quantity = plot_at(model, at).map(|(_, quantity)| quantity);
+        let under = model.compare.as_ref().and_then(|open| plot_at(model, open, at));
+        let quantity = under.map(|(_, quantity)| quantity);
         if let Some(open) = &mut model.compare {
             open.view.put_cursor(Some(x), open.full_range());
             open.quantity = quantity.unwrap_or_else(|| open.quantity.clone());
@@ -157,7 +114,8 @@ impl Behaviour for Compare {
     }
 
     fn on_press(&self, model: &mut Model, at: Position) -> Press {
-        match (part_at(model, at), &mut model.compare) {
+        let part = model.compare.as_ref().and_then(|open| part_at(model, open, at));
+        match (part, &mut model.compare) {
             (Some(ClickedPart::Quantity(quantity)), Some(open)) => open.quantity = quantity,
             (Some(ClickedPart::Run(number)), Some(open)) => open.toggle_run(number),
             _ => {}
@@ -197,8 +155,58 @@ impl Behaviour for Compare {
     }
 }
 
-fn export(model: &mut Model, format: ImageFormat) -> Vec<Effect> {
-    let Some(open) = &model.compare else { return Vec::new() };
+/// Handles an action while the comparison is outside of the model.
+fn on_action(model: &mut Model, open: &mut CompareScreen, action: Action) -> Vec<Effect> {
+    let areas = areas(open, layout::areas(model.size).body);
+    let columns = usize::from(areas.charts.first().map_or(0, |(_, area)| area.width).saturating_sub(10)).max(1);
+    let page = usize::from(areas.recipes.height.saturating_sub(3)).max(1);
+    let scrolls = open.recipes_only || matches!(action, Action::Up | Action::Down);
+    // Moving the cursor is the most frequent action, and does not need the lines of the table.
+    let last = if scrolls { compare_recipes::last_scroll(model, open, areas.recipes) } else { 0 };
+    if let Some(to) = layout::moved(action, open.scroll, page, last).filter(|_| scrolls) {
+        open.scroll = to;
+        return Vec::new();
+    }
+    match action {
+        Action::Back if open.recipes_only => open.recipes_only = false,
+        Action::Back if open.enlarged => open.enlarged = false,
+        Action::Enlarge => open.enlarged = !open.enlarged,
+        Action::Toggle => open.show_next_alone(),
+        Action::Back => model.screen = Screen::Runs,
+        Action::Recipes => open.recipes_only = !open.recipes_only,
+        Action::MetricNext | Action::MetricPrevious => open.choose_metric(action == Action::MetricNext),
+        Action::ToggleX => open.align_next(),
+        Action::LogY => {
+            let quantity = open.quantity.clone();
+            if !open.log_y.remove(&quantity) {
+                open.log_y.insert(quantity);
+            }
+        }
+        Action::Smooth => {
+            open.smoothing = match open.smoothing {
+                None => Some(0),
+                Some(level) => Some(level + 1).filter(|level| *level < SMOOTHING.len()),
+            };
+            let text = smoothing_words(open.smoothing);
+            model.notify(text);
+        }
+        Action::CursorLeft => open.move_cursor(columns, false),
+        Action::CursorRight => open.move_cursor(columns, true),
+        Action::PageUp => open.view.pan(false, open.full_range()),
+        Action::PageDown => open.view.pan(true, open.full_range()),
+        Action::Top => open.view.put_at_start(open.full_range()),
+        Action::Bottom => open.view.put_cursor(None, open.full_range()),
+        Action::ZoomIn => open.zoom(0.5, None),
+        Action::ZoomOut => open.zoom(2.0, None),
+        Action::ResetView => open.view = Viewport::default(),
+        Action::ExportSvg => return export(model, open, ImageFormat::Svg),
+        Action::ExportPng => return export(model, open, ImageFormat::Png),
+        _ => {}
+    }
+    Vec::new()
+}
+
+fn export(model: &mut Model, open: &CompareScreen, format: ImageFormat) -> Vec<Effect> {
     if lines(model, open, &open.quantity).is_empty() {
         model.warn("There is nothing to export: no run has logged this metric yet");
         return Vec::new();
@@ -228,11 +236,8 @@ struct CompareAreas {
     recipes: Rect,
 }
 
-fn areas(model: &Model, body: Rect) -> CompareAreas {
+fn areas(open: &CompareScreen, body: Rect) -> CompareAreas {
     let none = Rect { height: 0, ..body };
-    let Some(open) = &model.compare else {
-        return CompareAreas { metrics: none, charts: Vec::new(), legend: none, recipes: none };
-    };
     if open.recipes_only {
         return CompareAreas { metrics: none, charts: Vec::new(), legend: none, recipes: body };
     }
@@ -274,9 +279,8 @@ pub enum ClickedPart {
 }
 
 /// Returns the part that a click at a position of the terminal chooses, outside of the plots.
-fn part_at(model: &Model, at: Position) -> Option<ClickedPart> {
-    let open = model.compare.as_ref()?;
-    let areas = areas(model, layout::areas(model.size).body);
+fn part_at(model: &Model, open: &CompareScreen, at: Position) -> Option<ClickedPart> {
+    let areas = areas(open, layout::areas(model.size).body);
     if areas.metrics.contains(at) {
         let mut end = areas.metrics.x;
         let under = |(spans, _): &(Vec<Span<'static>>, Option<Quantity>)| {
@@ -414,9 +418,8 @@ fn line_chart<'a>(
 
 /// Returns the plot area of the chart at a position of the terminal and the quantity of that chart, if the position
 /// is inside the plot.
-pub fn plot_at(model: &Model, at: Position) -> Option<(Rect, Quantity)> {
-    let open = model.compare.as_ref()?;
-    let charts = areas(model, layout::areas(model.size).body).charts;
+fn plot_at(model: &Model, open: &CompareScreen, at: Position) -> Option<(Rect, Quantity)> {
+    let charts = areas(open, layout::areas(model.size).body).charts;
     let several = charts.len() > 1;
     let (quantity, area) = charts.into_iter().find(|(_, area)| area.contains(at))?;
     let lines = lines(model, open, &quantity);

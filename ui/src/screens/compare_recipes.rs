@@ -55,8 +55,7 @@ pub fn view(model: &Model, open: &CompareScreen, buf: &mut Buffer, area: Rect) {
 }
 
 /// Returns the largest scroll position of the table in an area.
-pub fn last_scroll(model: &Model, area: Rect) -> usize {
-    let Some(open) = &model.compare else { return 0 };
+pub fn last_scroll(model: &Model, open: &CompareScreen, area: Rect) -> usize {
     let (_, lines) = table(model, open, &open.differences(), usize::from(area.width));
     lines.len().saturating_sub(usize::from(area.height.saturating_sub(2)))
 }

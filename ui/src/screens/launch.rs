@@ -4,7 +4,7 @@ use crate::bindings::Action;
 use crate::completion;
 use crate::draft::{DraftMsg, Fit, LaunchDraft, LaunchTarget, PreflightResult, PreflightRow};
 use crate::effect::{Effect, Request, Watch};
-use crate::fleet::FleetSource;
+use crate::fleet::{Fleet, FleetSource};
 use crate::jobs::Intent;
 use crate::layout;
 use crate::model::{FormPanel, Input, LaunchForm, Modal, Model, NodesScreen, Purpose, Screen, Session, TargetsDialog};
@@ -48,13 +48,21 @@ pub fn keep_nodes(model: &mut Model) {
 /// Applies an answer of the shell to a draft. If the user has already pressed Enter, the run starts once all checks
 /// have passed.
 pub fn on_draft(model: &mut Model, draft: &LaunchDraft, what: DraftMsg) -> Vec<Effect> {
-    let Some(form) = model.form.as_mut().filter(|form| form.draft == *draft) else { return Vec::new() };
+    let Some(mut form) = model.form.take_if(|form| form.draft == *draft) else { return Vec::new() };
+    let effects = take_in(model, &mut form, what);
+    model.form = Some(form);
+    effects
+}
+
+fn take_in(model: &mut Model, form: &mut LaunchForm, what: DraftMsg) -> Vec<Effect> {
     let was_armed = form.is_armed;
     form.take_in(what);
     match (form.is_armed, form.is_checked && form.plan.is_some()) {
-        (true, true) => return start(model),
+        (true, true) => return start(model, form),
         // The warning states why the run does not start.
-        (false, _) if was_armed && (form.refused.is_some() || form.failed().next().is_some()) => return accept(model),
+        (false, _) if was_armed && (form.refused.is_some() || form.failed().next().is_some()) => {
+            return accept(model, form);
+        }
         (false, _) if was_armed => model.warn("A file has changed. Look at the new plan, then start it."),
         _ => {}
     }
@@ -63,19 +71,18 @@ pub fn on_draft(model: &mut Model, draft: &LaunchDraft, what: DraftMsg) -> Vec<E
 
 /// Removes nodes that the hostfile no longer lists from the excluded nodes of the draft.
 pub fn nodes_listed(model: &mut Model) {
-    let listed = listed(model);
     let Some(form) = &mut model.form else { return };
+    let listed = listed(&model.fleet, form);
     if form.draft.target.hostfile().is_some() && !listed.is_empty() {
         form.change(|draft| _ = draft.target.forget_unlisted(&listed));
     }
 }
 
-/// Returns the nodes of the form's hostfile.
-pub fn listed(model: &Model) -> Vec<NodeId> {
-    let path = model.form.as_ref().and_then(|form| form.draft.target.hostfile());
-    match (&model.fleet.of, path) {
+/// Returns the nodes of the form's hostfile, if they are watched.
+pub fn listed(fleet: &Fleet, form: &LaunchForm) -> Vec<NodeId> {
+    match (&fleet.of, form.draft.target.hostfile()) {
         (FleetSource::Hostfile(of), Some(path)) if of == path => {
-            model.fleet.nodes().iter().map(|view| view.node.id.clone()).collect()
+            fleet.nodes().iter().map(|view| view.node.id.clone()).collect()
         }
         _ => Vec::new(),
     }
@@ -86,47 +93,17 @@ pub struct Launch;
 
 impl Behaviour for Launch {
     fn on_action(&self, model: &mut Model, action: Action) -> Vec<Effect> {
-        let Some(form) = &mut model.form else {
+        let Some(mut form) = model.form.take() else {
             model.screen = Screen::Recipes;
             return Vec::new();
         };
-        match action {
-            Action::Accept => return accept(model),
-            Action::Back if form.is_armed => form.is_armed = false,
-            Action::Back => {
-                model.screen = form.from;
-                model.form = None;
-            }
-            Action::FocusNext => form.focus = form.focus.turned(1),
-            Action::FocusPrevious => form.focus = form.focus.turned(-1),
-            Action::SetKey => model.input = Some(Input::new(Purpose::Override, "")),
-            Action::EditKey => edit_key(model),
-            Action::UnsetKey => unset_key(model),
-            Action::Defaults => form.with_defaults = !form.with_defaults,
-            Action::Targets => choose_target(model),
-            Action::Ranks => edit_ranks(model),
-            Action::Toggle => toggle_node(model),
-            Action::Fit => fit(form),
-            Action::Weights => {
-                let init = form.draft.init.clone().unwrap_or_default();
-                model.input = Some(Input::new(Purpose::Weights, init));
-            }
-            Action::Push => push(model),
-            Action::Waive => waive(model),
-            Action::CheckAgain => form.change(|draft| draft.round += 1),
-            Action::Convert => {
-                return match form.convert.take() {
-                    Some(options) => convert::open_with(model, *options),
-                    None => {
-                        model.warn("No weights have to be converted");
-                        Vec::new()
-                    }
-                };
-            }
-            action => moved(model, action),
+        if action == Action::Back && !form.is_armed {
+            model.screen = form.from;
+            return Vec::new();
         }
-        keep_nodes(model);
-        Vec::new()
+        let effects = on_action(model, &mut form, action);
+        model.form = Some(form);
+        effects
     }
 
     fn view(&self, model: &Model, buf: &mut Buffer, body: Rect) {
@@ -162,17 +139,26 @@ impl Behaviour for Launch {
     }
 
     fn on_press(&self, model: &mut Model, at: Position) -> Press {
-        press(model, at);
+        if let Some(mut form) = model.form.take() {
+            press(model, &mut form, at);
+            model.form = Some(form);
+        }
         Press::Done
     }
 
     fn on_wheel(&self, model: &mut Model, at: Position, _: Action) -> Wheel {
-        focus(model, at);
+        let panel = model.form.as_ref().and_then(|form| launch_view::panel_at(model, form, at));
+        if let (Some(form), Some(panel)) = (&mut model.form, panel) {
+            form.focus = panel;
+        }
         Wheel::Scroll
     }
 
     fn on_entered(&self, model: &mut Model, input: Input) -> Vec<Effect> {
-        typed(model, input);
+        if let Some(form) = &mut model.form {
+            // A text that is not accepted stays open for correction.
+            model.input = typed(form, input);
+        }
         Vec::new()
     }
 
@@ -186,20 +172,43 @@ impl Behaviour for Launch {
     }
 }
 
-/// Opens the dialog that chooses the target.
-pub fn choose_target(model: &mut Model) {
-    let Some(form) = &model.form else { return };
-    let selected = form.all_targets().iter().position(|target| *target == form.draft.target).unwrap_or(0);
-    let top = layout::scrolled(0, selected, TargetsDialog::room(model.size));
-    model.modal = Some(Modal::Targets(TargetsDialog { selected, top }));
+/// Handles an action while the form is outside of the model.
+fn on_action(model: &mut Model, form: &mut LaunchForm, action: Action) -> Vec<Effect> {
+    match action {
+        Action::Accept => return accept(model, form),
+        Action::Back => form.is_armed = false,
+        Action::FocusNext => form.focus = form.focus.turned(1),
+        Action::FocusPrevious => form.focus = form.focus.turned(-1),
+        Action::SetKey => model.input = Some(Input::new(Purpose::Override, "")),
+        Action::EditKey => edit_key(model, form),
+        Action::UnsetKey => unset_key(model, form),
+        Action::Defaults => form.with_defaults = !form.with_defaults,
+        Action::Targets => model.modal = Some(Modal::Targets(TargetsDialog::new(form, model.size))),
+        Action::Ranks => edit_ranks(model, form),
+        Action::Toggle => toggle_node(model, form),
+        Action::Fit => fit(form),
+        Action::Weights => {
+            let init = form.draft.init.clone().unwrap_or_default();
+            model.input = Some(Input::new(Purpose::Weights, init));
+        }
+        Action::Push => push(model, form),
+        Action::Waive => waive(model, form),
+        Action::CheckAgain => form.change(|draft| draft.round += 1),
+        Action::Convert => match form.convert.take() {
+            Some(options) => return convert::open_with(model, *options),
+            None => model.warn("No weights have to be converted"),
+        },
+        action => moved(model, form, action),
+    }
+    Vec::new()
 }
 
 /// Handles a press of the mouse button: focuses a panel and selects an entry. A press on the selected entry edits the key,
 /// uses the node or leaves it out, or changes the number of ranks. Only a key starts the run or waives a check.
-fn press(model: &mut Model, at: Position) {
-    let (Some(panel), entry) = (launch_view::panel_at(model, at), launch_view::entry_at(model, at)) else { return };
-    let nodes = listed(model).len();
-    let Some(form) = &mut model.form else { return };
+fn press(model: &mut Model, form: &mut LaunchForm, at: Position) {
+    let Some(panel) = launch_view::panel_at(model, form, at) else { return };
+    let entry = launch_view::entry_at(model, form, at);
+    let nodes = listed(&model.fleet, form).len();
     let was_focused = std::mem::replace(&mut form.focus, panel) == panel;
     match (panel, entry) {
         (FormPanel::Settings, Some(entry)) => {
@@ -207,18 +216,18 @@ fn press(model: &mut Model, at: Position) {
             let key = form.shown_rows().get(entry).map(|row| row.key);
             form.key = key.or(form.key);
             if was_focused && was_selected {
-                edit_key(model);
+                edit_key(model, form);
             }
         }
         (FormPanel::Target, Some(entry)) => {
             let was_selected = entry == form.node.min(nodes.saturating_sub(1));
             form.node = entry;
             if was_focused && was_selected {
-                toggle_node(model);
+                toggle_node(model, form);
             }
         }
         (FormPanel::Target, None) if was_focused && matches!(form.draft.target, LaunchTarget::Local(_)) => {
-            edit_ranks(model);
+            edit_ranks(model, form);
         }
         (FormPanel::Checks, Some(entry)) => {
             let check = form.checks.get(entry).map(|row| (row.name.clone(), row.node.clone()));
@@ -236,19 +245,10 @@ pub fn press_completion(model: &mut Model, at: Position) {
     }
 }
 
-/// Focuses the panel at a position of the terminal, which the wheel then scrolls.
-fn focus(model: &mut Model, at: Position) {
-    let panel = launch_view::panel_at(model, at);
-    if let (Some(form), Some(panel)) = (&mut model.form, panel) {
-        form.focus = panel;
-    }
-}
-
-fn moved(model: &mut Model, action: Action) {
-    let listed = listed(model).len();
-    let page = launch_view::page(model);
-    let lines = launch_view::plan_lines(model).len();
-    let Some(form) = &mut model.form else { return };
+fn moved(model: &Model, form: &mut LaunchForm, action: Action) {
+    let listed = listed(&model.fleet, form).len();
+    let page = launch_view::page(model, form);
+    let lines = launch_view::plan_lines(model, form).len();
     let go = |at: usize, count: usize| layout::moved(action, at, page, count.saturating_sub(1));
     match form.focus {
         FormPanel::Settings => {
@@ -270,8 +270,7 @@ fn moved(model: &mut Model, action: Action) {
 }
 
 /// Starts the run, waits for the remaining checks, or warns why the run cannot start.
-fn accept(model: &mut Model) -> Vec<Effect> {
-    let Some(form) = &mut model.form else { return Vec::new() };
+fn accept(model: &mut Model, form: &mut LaunchForm) -> Vec<Effect> {
     let failed: Vec<String> = form.failed().map(|row| row.name.clone()).collect();
     let why = if let Some(failure) = &form.refused {
         Some(format!("{}: {}", failure.what, failure.why))
@@ -293,11 +292,10 @@ fn accept(model: &mut Model) -> Vec<Effect> {
         model.notify("The run starts when all checks have passed");
         return Vec::new();
     }
-    start(model)
+    start(model, form)
 }
 
-fn start(model: &mut Model) -> Vec<Effect> {
-    let Some(form) = &mut model.form else { return Vec::new() };
+fn start(model: &mut Model, form: &mut LaunchForm) -> Vec<Effect> {
     form.is_armed = false;
     let Some((plan, files)) = form.plan.clone() else { return Vec::new() };
     let draft = Box::new(form.draft.clone());
@@ -323,8 +321,7 @@ pub fn ended(model: &mut Model, run: &rundir::RunId, has_started: bool) {
     }
 }
 
-fn edit_key(model: &mut Model) {
-    let Some(form) = &model.form else { return };
+fn edit_key(model: &mut Model, form: &LaunchForm) {
     let rows = form.shown_rows();
     let Some(row) = rows.get(form.key_position()) else {
         model.warn("No key is selected");
@@ -334,8 +331,7 @@ fn edit_key(model: &mut Model) {
     model.input = Some(Input::new(Purpose::Override, text));
 }
 
-fn unset_key(model: &mut Model) {
-    let Some(form) = &mut model.form else { return };
+fn unset_key(model: &mut Model, form: &mut LaunchForm) {
     let key = form.shown_rows().get(form.key_position()).map(|row| row.key);
     let is_set = |key: &&str| form.draft.sets.iter().any(|set| crate::draft::key_of(set) == *key);
     match (key.filter(is_set), form.draft.sets.last().cloned()) {
@@ -346,8 +342,7 @@ fn unset_key(model: &mut Model) {
     }
 }
 
-fn edit_ranks(model: &mut Model) {
-    let Some(form) = &model.form else { return };
+fn edit_ranks(model: &mut Model, form: &LaunchForm) {
     match form.draft.target {
         LaunchTarget::Local(ranks) => {
             let ranks = ranks.map(|ranks| ranks.to_string()).unwrap_or_default();
@@ -358,9 +353,8 @@ fn edit_ranks(model: &mut Model) {
     }
 }
 
-fn toggle_node(model: &mut Model) {
-    let listed = listed(model);
-    let Some(form) = &mut model.form else { return };
+fn toggle_node(model: &mut Model, form: &mut LaunchForm) {
+    let listed = listed(&model.fleet, form);
     let at = form.node.min(listed.len().saturating_sub(1));
     match listed.get(at).filter(|_| form.focus == FormPanel::Target) {
         Some(node)
@@ -381,8 +375,7 @@ fn fit(form: &mut LaunchForm) {
     form.change(|draft| draft.fit = fit);
 }
 
-fn push(model: &mut Model) {
-    let Some(form) = &mut model.form else { return };
+fn push(model: &mut Model, form: &mut LaunchForm) {
     if form.draft.target.hostfile().is_none() {
         model.warn("The trainer is copied to the nodes of a hostfile only");
         return;
@@ -390,8 +383,7 @@ fn push(model: &mut Model) {
     form.change(|draft| draft.push = !draft.push);
 }
 
-fn waive(model: &mut Model) {
-    let Some(form) = &mut model.form else { return };
+fn waive(model: &mut Model, form: &mut LaunchForm) {
     let Some(row) = form.checks.get(form.check_position()).cloned() else { return };
     form.focus = FormPanel::Checks;
     match row.result {
@@ -470,12 +462,10 @@ pub fn wrong(form: &LaunchForm, purpose: Purpose, text: &str) -> Option<Wrong> {
     }
 }
 
-/// Applies the text of a field. If it is not accepted, the field stays open for correction.
-pub fn typed(model: &mut Model, input: Input) {
-    let Some(form) = &mut model.form else { return };
+/// Applies the text of a field. Returns the field if its text is not accepted.
+fn typed(form: &mut LaunchForm, input: Input) -> Option<Input> {
     if wrong(form, input.purpose, &input.text).is_some() {
-        model.input = Some(input);
-        return;
+        return Some(input);
     }
     let text = input.text.trim();
     match input.purpose {
@@ -488,4 +478,5 @@ pub fn typed(model: &mut Model, input: Input) {
         Purpose::Weights => form.change(|draft| draft.init = Some(text.to_owned()).filter(|text| !text.is_empty())),
         _ => {}
     }
+    None
 }

@@ -54,7 +54,7 @@ fn areas(model: &Model, form: &LaunchForm) -> FormAreas {
     let field_rows = if typing { FIELD_ROWS.min(body.height * 2 / 3) } else { 0 };
     let (body, field) = cut_top(body, body.height - field_rows);
     let none = Rect { height: 0, ..body };
-    let target_rows = u16::try_from(listed(model).len()).unwrap_or(u16::MAX).clamp(1, 12) + 1;
+    let target_rows = u16::try_from(listed(&model.fleet, form).len()).unwrap_or(u16::MAX).clamp(1, 12) + 1;
     if body.width >= WIDE && body.height >= 20 {
         const GAP: u16 = 3;
         let left = Rect { width: (body.width - GAP) / 2, ..body };
@@ -84,21 +84,19 @@ fn areas(model: &Model, form: &LaunchForm) -> FormAreas {
 }
 
 /// Returns the number of rows by which Page Down moves in the focused panel.
-pub fn page(model: &Model) -> usize {
-    let Some(form) = &model.form else { return 1 };
+pub fn page(model: &Model, form: &LaunchForm) -> usize {
     usize::from(areas(model, form).of(form.focus).height.saturating_sub(2)).max(1)
 }
 
 /// Returns the panel at a position of the terminal.
-pub fn panel_at(model: &Model, at: Position) -> Option<FormPanel> {
-    let areas = areas(model, model.form.as_ref()?);
+pub fn panel_at(model: &Model, form: &LaunchForm, at: Position) -> Option<FormPanel> {
+    let areas = areas(model, form);
     FormPanel::ALL.into_iter().find(|panel| areas.of(*panel).contains(at))
 }
 
 /// Returns the position of the key, node or check at a position of the terminal, among the entries of its panel.
-pub fn entry_at(model: &Model, at: Position) -> Option<usize> {
-    let form = model.form.as_ref()?;
-    let panel = panel_at(model, at)?;
+pub fn entry_at(model: &Model, form: &LaunchForm, at: Position) -> Option<usize> {
+    let panel = panel_at(model, form, at)?;
     let inner = cut_top(areas(model, form).of(panel), 1).1;
     let list = match panel {
         FormPanel::Settings => settings_list(model, form, inner).1,
@@ -110,8 +108,8 @@ pub fn entry_at(model: &Model, at: Position) -> Option<usize> {
 }
 
 /// Returns the area of the field that the user is typing into. It has height 0 while no field is open.
-pub fn field_area(model: &Model) -> Option<Rect> {
-    Some(areas(model, model.form.as_ref()?).field)
+pub fn field_area(model: &Model, form: &LaunchForm) -> Rect {
+    areas(model, form).field
 }
 
 /// Draws the screen.
@@ -353,7 +351,7 @@ fn nodes(model: &Model, buf: &mut Buffer, area: Rect, form: &LaunchForm) {
 /// Returns the list of the nodes of the hostfile; `None` until it is read.
 fn nodes_list(model: &Model, form: &LaunchForm, area: Rect) -> Option<List> {
     let theme = &model.theme;
-    if listed(model).is_empty() {
+    if listed(&model.fleet, form).is_empty() {
         return None;
     }
     let views = model.fleet.nodes();
@@ -416,8 +414,7 @@ fn runs_on(model: &Model, view: &NodeView) -> String {
 }
 
 /// Returns the lines of the plan.
-pub fn plan_lines(model: &Model) -> Vec<Line<'static>> {
-    let Some(form) = &model.form else { return Vec::new() };
+pub fn plan_lines(model: &Model, form: &LaunchForm) -> Vec<Line<'static>> {
     let width = usize::from(areas(model, form).plan.width);
     plan_lines_of(model, form, width)
 }

@@ -40,17 +40,14 @@ impl Behaviour for Run {
         }
         // Moving the cursor is the most frequent action, and needs only the width of a chart.
         let moves_cursor = matches!(action, Action::CursorLeft | Action::CursorRight);
-        let columns = if moves_cursor { chart_columns(model) } else { 1 };
-        let panels = match &model.run {
-            Some(run) if !moves_cursor => content(model, run).panels(),
-            _ => Vec::new(),
-        };
+        let Some(run) = &model.run else { return Vec::new() };
+        let columns = if moves_cursor { chart_columns(model, run) } else { 1 };
+        let panels = if moves_cursor { Vec::new() } else { content(model, run).panels() };
         let page = usize::from(layout::areas(model.size).body.height / 2).max(1);
         let event_log = event_log(model);
-        let recipe_area = model.run.as_ref().filter(|run| run.focus == Panel::Recipe).and_then(|run| {
-            screen_areas(model, run).panels.into_iter().find(|(panel, _)| *panel == Panel::Recipe).map(|(_, area)| area)
-        });
-        let last_of_recipe = recipe_area.map_or(0, |area| run_recipe::last_scroll(model, area));
+        let panel_areas = (run.focus == Panel::Recipe).then(|| screen_areas(model, run).panels);
+        let recipe_area = panel_areas.into_iter().flatten().find(|(panel, _)| *panel == Panel::Recipe);
+        let last_of_recipe = recipe_area.map_or(0, |(_, area)| run_recipe::last_scroll(model, run, area));
         let Some(run) = &mut model.run else { return Vec::new() };
         let list = matches!(run.focus, Panel::Checkpoints | Panel::Events | Panel::Recipe);
         let longest = match run.focus {
@@ -320,8 +317,7 @@ pub fn video_area(model: &Model, run: &RunScreen) -> Option<Rect> {
 }
 
 /// Returns the approximate number of columns of the focused chart.
-fn chart_columns(model: &Model) -> usize {
-    let Some(run) = &model.run else { return 1 };
+fn chart_columns(model: &Model, run: &RunScreen) -> usize {
     let areas = screen_areas(model, run);
     let area = areas.panels.iter().find(|(panel, _)| *panel == run.focus);
     area.map_or(1, |(_, area)| usize::from(area.width.saturating_sub(8)).max(1))

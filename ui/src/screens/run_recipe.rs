@@ -76,8 +76,7 @@ fn columns(area: Rect) -> u16 {
 }
 
 /// Returns the largest scroll position of the panel in an area.
-pub fn last_scroll(model: &Model, area: Rect) -> usize {
-    let Some(run) = &model.run else { return 0 };
+pub fn last_scroll(model: &Model, run: &RunScreen, area: Rect) -> usize {
     let lines = groups(model, run).iter().map(|(_, settings)| settings.len() + 2).sum::<usize>().saturating_sub(1);
     lines.saturating_sub(usize::from(area.height.saturating_sub(1)) * usize::from(columns(area)))
 }
