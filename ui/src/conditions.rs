@@ -30,10 +30,10 @@ pub fn label(model: &Model, binding: &Binding) -> &'static str {
 
 /// Returns whether a condition of an action holds now.
 fn holds(model: &Model, action: Action, condition: Condition) -> bool {
-    let open = |is: fn(&RunScreen) -> bool| model.run.as_ref().is_some_and(is);
-    let compare = |is: fn(&CompareScreen) -> bool| model.compare.as_ref().is_some_and(is);
-    let form = |is: fn(&LaunchForm) -> bool| model.form.as_ref().is_some_and(is);
-    let logs = |is: fn(&LogsScreen) -> bool| model.logs.as_ref().is_some_and(is);
+    let open = |is: fn(&RunScreen) -> bool| model.screens.run.as_ref().is_some_and(is);
+    let compare = |is: fn(&CompareScreen) -> bool| model.screens.compare.as_ref().is_some_and(is);
+    let form = |is: fn(&LaunchForm) -> bool| model.screens.form.as_ref().is_some_and(is);
+    let logs = |is: fn(&LogsScreen) -> bool| model.screens.logs.as_ref().is_some_and(is);
     let task = |task: Task| model.target().is_some_and(|row| row.task == task);
     let input =
         |is: fn(Purpose) -> bool| model.modal.is_none() && model.input.as_ref().is_some_and(|input| is(input.purpose));
@@ -49,8 +49,8 @@ fn holds(model: &Model, action: Action, condition: Condition) -> bool {
         Condition::RunTrains => task(Task::Train),
         Condition::RunEncodes => task(Task::Encode),
         Condition::RunSamples => samples::can_sample(model),
-        Condition::RunsMarked => !model.runs_screen.marked.is_empty(),
-        Condition::SeveralRunsMarked => model.runs_screen.marked.len() > 1,
+        Condition::RunsMarked => !model.screens.runs.marked.is_empty(),
+        Condition::SeveralRunsMarked => model.screens.runs.marked.len() > 1,
         Condition::SeveralRunsListed => model.visible_runs().len() > 1,
         Condition::SeveralRuns => model.rows().len() > 1,
         Condition::SeveralRecipes => model.recipes.as_ref().is_some_and(|all| all.len() > 1),
@@ -68,14 +68,14 @@ fn holds(model: &Model, action: Action, condition: Condition) -> bool {
         Condition::StageHasRun => stages::newest_run(model).is_some(),
         Condition::KeysOverridden => form(|form| !form.draft.sets.is_empty()),
         Condition::SeveralTargetNodes => {
-            model.form.as_ref().is_some_and(|form| launch::listed(&model.fleet, form).len() > 1)
+            model.screens.form.as_ref().is_some_and(|form| launch::listed(&model.fleet, form).len() > 1)
         }
         Condition::SeveralTargets => form(|form| form.all_targets().len() > 1),
         Condition::CheckWaivable => form(|form| form.checks.iter().any(launch::can_waive)),
         Condition::WeightsUnconverted => form(|form| form.convert.is_some()),
         Condition::TargetLocal => form(|form| matches!(form.draft.target, LaunchTarget::Local(_))),
         Condition::ConversionReady => convert::can_start(model),
-        Condition::ConversionRuns => model.convert.work.is_some(),
+        Condition::ConversionRuns => model.screens.convert.work.is_some(),
         Condition::AlertChosen => alerts::selected(model).is_some(),
         Condition::AlertUnanswered => alerts::selected(model).is_some_and(alerts::is_unanswered),
         Condition::SeveralAlertsOpen => alerts::open_alerts(model) > 1,
@@ -85,12 +85,12 @@ fn holds(model: &Model, action: Action, condition: Condition) -> bool {
         Condition::LogHasError => logs(|logs| logs.store.first_error.is_some()),
         Condition::SeveralRanks => open(|run| run.places().len() > 1),
         Condition::NodeChosen => model.selected_node().is_some(),
-        Condition::NodeOpen => model.node.is_some(),
+        Condition::NodeOpen => model.screens.node.is_some(),
         Condition::NodeSampled => model.selected_node().is_some_and(|view| view.frame.is_some()),
         Condition::SeveralNodes => model.fleet.nodes().len() > 1,
         Condition::GpusWatched => model.fleet.has_gpus(),
-        Condition::OrderReversible => !matches!(model.nodes.sort, Sort::Listed | Sort::Faults),
-        Condition::ProcessesListed => model.processes.as_ref().is_some_and(|open| !open.rows().is_empty()),
+        Condition::OrderReversible => !matches!(model.screens.nodes.sort, Sort::Listed | Sort::Faults),
+        Condition::ProcessesListed => model.screens.processes.as_ref().is_some_and(|open| !open.rows().is_empty()),
         Condition::InputLaunches => input(|purpose| purpose == Purpose::Launch),
         Condition::InputPlans => input(Purpose::plans),
         Condition::InputLive => input(Purpose::is_live),

@@ -604,7 +604,7 @@ impl Ui {
         ui.type_in(preview.options.source.as_str());
         let effects = ui.press("Enter");
         let [Effect::Job { job, request: Request::PlanConvert { .. } }] = effects[..] else { panic!("{effects:?}") };
-        ui.model.convert.options = preview.options.clone();
+        ui.model.screens.convert.options = preview.options.clone();
         ui.answer(job, JobMsg::ConvertPlanned(preview));
         ui
     }
@@ -639,7 +639,7 @@ impl Ui {
 
     /// Sends an update of the open run; of the first stage's run if none is open.
     pub fn run_msg(&mut self, what: RunMsg) -> Vec<Effect> {
-        let run = self.model.run.as_ref().map_or_else(stage_1, |run| run.id.clone());
+        let run = self.model.screens.run.as_ref().map_or_else(stage_1, |run| run.id.clone());
         self.send(Msg::Run { run, what })
     }
 

@@ -32,7 +32,7 @@ pub use logs_screen::LogsScreen;
 pub use processes_screen::ProcessesScreen;
 pub use run_screen::RunScreen;
 pub use samples_screen::SamplesScreen;
-pub use screen::{AlertsScreen, NodeScreen, NodesScreen, RecipesScreen, RunsScreen, StagesScreen};
+pub use screen::{NodeScreen, NodesScreen, RunsScreen, Screens};
 pub use session::Session;
 pub use sought_event::SoughtEvent;
 pub use viewport::Viewport;
@@ -100,36 +100,12 @@ pub struct Model {
     pub recipes: Option<Vec<RecipeView>>,
     /// The screen that is shown.
     pub screen: Screen,
-    /// State of the Runs screen.
-    pub runs_screen: RunsScreen,
-    /// The open run; kept while another screen is shown.
-    pub run: Option<RunScreen>,
-    /// The run whose curve the screen shows with its list; `None` if that is the open run.
-    pub preview: Option<RunScreen>,
+    /// The state of each screen.
+    pub screens: Screens,
     /// The panels of training runs and their layout, as the user picked them.
     pub panels: PanelChoice,
-    /// The open comparison of runs.
-    pub compare: Option<CompareScreen>,
-    /// State of the Stages screen.
-    pub stages: StagesScreen,
-    /// State of the Recipes screen.
-    pub recipes_screen: RecipesScreen,
-    /// The open launch form; kept while another screen is shown.
-    pub form: Option<LaunchForm>,
-    /// The open log.
-    pub logs: Option<LogsScreen>,
     /// The watched nodes.
     pub fleet: Fleet,
-    /// State of the Nodes screen.
-    pub nodes: NodesScreen,
-    /// The open node.
-    pub node: Option<NodeScreen>,
-    /// State of the Alerts screen.
-    pub alerts_screen: AlertsScreen,
-    /// State of the Processes screen.
-    pub processes: Option<ProcessesScreen>,
-    /// State of the Convert screen.
-    pub convert: ConvertScreen,
     /// The open text input.
     pub input: Option<Input>,
     /// The arguments of the last encode; the user can correct a mistake in them.
@@ -181,7 +157,7 @@ impl Model {
     /// Returns the most recent row of a run: from the stream of the open run on its screens, otherwise from the list.
     pub fn row(&self, run: &RunId) -> Option<&RunRow> {
         // The stream of the open run is newer than the list, but it runs only while its screens are shown.
-        let open = self.run.as_ref().filter(|open| open.id == *run).and_then(|open| open.status.as_ref());
+        let open = self.screens.run.as_ref().filter(|open| open.id == *run).and_then(|open| open.status.as_ref());
         let listed = || self.rows().iter().find(|row| row.run == *run);
         if self.screen.is_of_run() { open.map(|status| &status.row).or_else(listed) } else { listed() }
     }
@@ -190,7 +166,7 @@ impl Model {
     pub fn target(&self) -> Option<&RunRow> {
         match self.screen {
             Screen::Runs => self.selected_run(),
-            screen if screen.is_of_run() => self.run.as_ref().and_then(|open| self.row(&open.id)),
+            screen if screen.is_of_run() => self.screens.run.as_ref().and_then(|open| self.row(&open.id)),
             _ => None,
         }
     }
@@ -198,13 +174,13 @@ impl Model {
     /// Returns the run whose screen is opened: the current run, the open run, or the run selected on the Runs screen.
     pub(crate) fn run_to_open(&self) -> Option<RunId> {
         let shown = self.target().map(|row| row.run.clone());
-        let run = shown.or_else(|| self.run.as_ref().map(|run| run.id.clone()));
+        let run = shown.or_else(|| self.screens.run.as_ref().map(|run| run.id.clone()));
         run.or_else(|| self.selected_run().map(|row| row.run.clone()))
     }
 
     /// Returns the id of the open run, without its date if there is no room for all of it.
     pub(crate) fn run_subject(&self, room: usize) -> String {
-        match &self.run {
+        match &self.screens.run {
             Some(run) if run.id.as_str().len() > room => short_id(&run.id).to_owned(),
             Some(run) => run.id.to_string(),
             None => self.runs_dir.to_string(),
@@ -213,7 +189,7 @@ impl Model {
 
     /// Returns the runs that pass the filter of the Runs screen.
     pub fn visible_runs(&self) -> Vec<&RunRow> {
-        let wanted = self.runs_screen.filter.to_lowercase();
+        let wanted = self.screens.runs.filter.to_lowercase();
         let passes = |row: &&RunRow| {
             let stage = row.stage.as_deref().unwrap_or_default();
             let word = StateKind::of(&row.state).word();
@@ -224,7 +200,7 @@ impl Model {
 
     /// Returns the position of the selected run among those that are visible.
     pub(crate) fn run_position(&self, rows: &[&RunRow]) -> usize {
-        let chosen = self.runs_screen.selected.as_ref();
+        let chosen = self.screens.runs.selected.as_ref();
         chosen.and_then(|run| rows.iter().position(|row| row.run == *run)).unwrap_or(0)
     }
 
@@ -236,19 +212,21 @@ impl Model {
 
     /// Returns the step times of the open run on the GPUs of its nodes.
     pub fn step_times(&self) -> Option<StepTimes<'_>> {
-        self.run.as_ref().and_then(RunScreen::step_times)
+        self.screens.run.as_ref().and_then(RunScreen::step_times)
     }
 
     /// Returns the position of the selected node among those that pass the filter.
     pub(crate) fn node_position(&self) -> usize {
         let nodes = self.fleet.nodes();
-        let at = |id: &NodeId| self.nodes.order.iter().position(|at| nodes.get(*at).is_some_and(|n| n.node.id == *id));
-        self.nodes.selected.as_ref().and_then(at).unwrap_or(0)
+        let at = |id: &NodeId| {
+            self.screens.nodes.order.iter().position(|at| nodes.get(*at).is_some_and(|n| n.node.id == *id))
+        };
+        self.screens.nodes.selected.as_ref().and_then(at).unwrap_or(0)
     }
 
     /// Returns the node that is selected on the Nodes screen.
     pub fn selected_node(&self) -> Option<&NodeView> {
-        self.fleet.nodes().get(*self.nodes.order.get(self.node_position())?)
+        self.fleet.nodes().get(*self.screens.nodes.order.get(self.node_position())?)
     }
 
     /// Returns the stages of a curriculum; empty if the file is unknown or cannot be read.
@@ -290,15 +268,15 @@ impl Model {
 
     /// Opens a run's screen. A run that is already open keeps its data.
     pub(crate) fn open_run(&mut self, run: RunId) {
-        if self.run.as_ref().is_none_or(|open| open.id != run) {
+        if self.screens.run.as_ref().is_none_or(|open| open.id != run) {
             // A large chart has room for the raw line behind the moving average.
             let smoothing = layout::has_room_for_lanes(layout::areas(self.size).body).then_some(0);
             // The Runs screen may already stream this run: keep its data and its stream.
-            let shown = self.preview.take_if(|open| open.id == run);
-            self.run = Some(RunScreen { smoothing, ..shown.unwrap_or_else(|| RunScreen::new(run.clone())) });
+            let shown = self.screens.preview.take_if(|open| open.id == run);
+            self.screens.run = Some(RunScreen { smoothing, ..shown.unwrap_or_else(|| RunScreen::new(run.clone())) });
         }
-        self.runs_screen.selected = Some(run);
-        self.logs = None;
+        self.screens.runs.selected = Some(run);
+        self.screens.logs = None;
         self.screen = Screen::Run;
     }
 
@@ -309,7 +287,7 @@ impl Model {
         let runs = Some(runs);
         self.dirty |= self.runs != runs;
         if let Some(Ok(list)) = &runs {
-            self.runs_screen.marked.retain(|run| list.rows.iter().any(|row| row.run == *run));
+            self.screens.runs.marked.retain(|run| list.rows.iter().any(|row| row.run == *run));
         }
         self.runs = runs;
     }
@@ -329,10 +307,6 @@ impl Model {
         // Ages change every second while a run is active, and every 20 seconds otherwise.
         let period = if !self.jobs.is_empty() || self.rows().iter().any(active) { 1.0 } else { 20.0 };
         self.dirty |= (before / period).floor() != (now / period).floor();
-        if self.screen.is_of_nodes() || self.screen == Screen::Launch {
-            // Nodes send frames all the time. They are drawn once per tick, so that rows do not jump and the cost is fixed.
-            self.dirty = true;
-        }
     }
 }
 

@@ -25,7 +25,7 @@ pub fn open(model: &mut Model, context: Context) -> bool {
         }
         Context::TargetsDialog => {
             if open(model, Context::Launch) {
-                let dialog = model.form.as_ref().map(|form| TargetsDialog::new(form, model.size));
+                let dialog = model.screens.form.as_ref().map(|form| TargetsDialog::new(form, model.size));
                 model.modal = dialog.map(Modal::Targets);
             }
         }

@@ -93,7 +93,7 @@ pub fn act_on_marked(model: &mut Model, action: Action) -> Vec<Effect> {
         model.warn("An action on several runs is already being prepared");
         return Vec::new();
     }
-    let marked = &model.runs_screen.marked;
+    let marked = &model.screens.runs.marked;
     let runs: Vec<RunId> = model.rows().iter().map(|row| row.run.clone()).filter(|run| marked.contains(run)).collect();
     let what = format!("preparing to {} {}", verb.word(), counted(runs.len(), "run"));
     let job = model.jobs.start(Intent::PlanAction { what });
@@ -157,7 +157,7 @@ pub fn act(model: &mut Model, action: Action) -> Vec<Effect> {
             let has_failed = matches!(state, StateKind::Failed | StateKind::Crashed);
             model.open_run(run);
             let logs = if has_failed { LogsScreen::at_error(None, RankSet::default()) } else { LogsScreen::default() };
-            model.logs = Some(logs);
+            model.screens.logs = Some(logs);
             model.screen = Screen::Logs;
             Vec::new()
         }

@@ -5,10 +5,7 @@ use crate::fleet::gpu_value::GpuValue;
 use crate::fleet::{Fleet, FleetSource, HistoryWindow, Sort};
 use crate::jobs::Jobs;
 use crate::key_map::KeyMap;
-use crate::model::{
-    AlertsScreen, ConvertScreen, FailureDialog, Modal, Model, NodesScreen, RecipesScreen, RunScreen, RunsScreen,
-    Screen, Session, StagesScreen,
-};
+use crate::model::{FailureDialog, Modal, Model, NodesScreen, RunScreen, RunsScreen, Screen, Screens, Session};
 use crate::msg::Size;
 use crate::panel_set::{MOST_COLUMNS, PanelChoice};
 use crate::screens::behaviour;
@@ -73,21 +70,13 @@ impl Model {
             alerts: None,
             recipes: None,
             screen: if setup.open.is_some() { Screen::Run } else { Screen::Runs },
-            runs_screen: RunsScreen { selected: setup.open.clone(), ..Default::default() },
-            run: setup.open.map(RunScreen::new),
-            preview: None,
+            screens: Screens {
+                runs: RunsScreen { selected: setup.open.clone(), ..Default::default() },
+                run: setup.open.map(RunScreen::new),
+                ..Screens::default()
+            },
             panels: PanelChoice::default(),
-            compare: None,
-            stages: StagesScreen::default(),
-            recipes_screen: RecipesScreen::default(),
-            form: None,
-            logs: None,
             fleet: Fleet::default(),
-            nodes: NodesScreen::default(),
-            node: None,
-            alerts_screen: AlertsScreen::default(),
-            processes: None,
-            convert: ConvertScreen::default(),
             input: None,
             encode_arguments: String::new(),
             launch_arguments: String::new(),
@@ -106,20 +95,20 @@ impl Model {
 
     /// Returns the state that the next console restores.
     pub fn session(&self) -> Session {
-        let open = self.run.as_ref();
+        let open = self.screens.run.as_ref();
         let mut session = Session {
             screen: self.screen,
-            selected: self.runs_screen.selected.clone(),
-            filter: self.runs_screen.filter.clone(),
+            selected: self.screens.runs.selected.clone(),
+            filter: self.screens.runs.filter.clone(),
             x: open.map_or_else(XAxis::default, |open| open.x),
             smoothing: open.and_then(|open| open.smoothing),
             panels: self.panels.picked.clone(),
             columns: self.panels.columns,
             log_y: self.panels.log_y.clone(),
-            node_order: self.nodes.sort.word().to_owned(),
-            node_order_reversed: self.nodes.reverse,
-            heat_map: self.nodes.heat.map(|value| value.word().to_owned()),
-            history_s: self.nodes.window.seconds() as u32,
+            node_order: self.screens.nodes.sort.word().to_owned(),
+            node_order_reversed: self.screens.nodes.reverse,
+            heat_map: self.screens.nodes.heat.map(|value| value.word().to_owned()),
+            history_s: self.screens.nodes.window.seconds() as u32,
             ..Session::default()
         };
         behaviour(self.screen).save(self, &mut session);
@@ -129,8 +118,8 @@ impl Model {
     /// Restores the state of a previous console.
     fn restore(&mut self, session: &Session) {
         self.restore_nodes(session);
-        self.runs_screen.selected = session.run.clone().or_else(|| session.selected.clone());
-        self.runs_screen.filter.clone_from(&session.filter);
+        self.screens.runs.selected = session.run.clone().or_else(|| session.selected.clone());
+        self.screens.runs.filter.clone_from(&session.filter);
         let (picked, log_y) = (session.panels.clone(), session.log_y.clone());
         self.panels = PanelChoice { picked, columns: session.columns.min(MOST_COLUMNS), log_y };
         self.screen = behaviour(session.screen).restore(self, session);
@@ -148,7 +137,7 @@ impl Model {
         let heat = heat.map(|value| if value == GpuValue::StepTime { GpuValue::Power } else { value });
         let mut windows = [HistoryWindow::TenMinutes, HistoryWindow::Hour, HistoryWindow::TwelveHours].into_iter();
         let window = windows.find(|window| window.seconds() == f64::from(session.history_s));
-        self.nodes = NodesScreen {
+        self.screens.nodes = NodesScreen {
             selected: session.node.clone(),
             heat,
             sort: order.map_or_else(Sort::default, |(sort, _)| sort),

@@ -119,24 +119,24 @@ fn paste(model: &mut Model, text: &str) {
 fn on_run(model: &mut Model, run: &RunId, what: RunMsg) {
     let Some(what) = behaviour(model.screen).on_run(model, run, what) else { return };
     let text_size = logs::text_size(model);
-    if let Some(open) = model.preview.as_mut().filter(|open| open.id == *run) {
+    if let Some(open) = model.screens.preview.as_mut().filter(|open| open.id == *run) {
         open.take_in(what);
         return;
     }
-    let Some(open) = model.run.as_mut().filter(|open| open.id == *run) else { return };
+    let Some(open) = model.screens.run.as_mut().filter(|open| open.id == *run) else { return };
     match what {
         RunMsg::Log(chunk) => {
-            if let Some(logs) = &mut model.logs {
+            if let Some(logs) = &mut model.screens.logs {
                 logs.add(chunk, model.now);
             }
         }
         RunMsg::Logs(chunk) => {
             let now = model.now;
-            let notice = model.logs.as_mut().and_then(|logs| logs.add_merged(chunk, now, text_size));
+            let notice = model.screens.logs.as_mut().and_then(|logs| logs.add_merged(chunk, now, text_size));
             notice.into_iter().for_each(|text| model.notify(text));
         }
         RunMsg::EarlierErrors(errors) => {
-            let notice = model.logs.as_mut().and_then(|logs| logs.add_earlier(errors, text_size));
+            let notice = model.screens.logs.as_mut().and_then(|logs| logs.add_earlier(errors, text_size));
             notice.into_iter().for_each(|text| model.notify(text));
         }
         what => open.take_in(what),

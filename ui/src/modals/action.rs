@@ -39,9 +39,9 @@ impl ActionDialog {
             let results = ResultsDialog { job, title, results: Vec::new(), has_ended: false, scroll: 0 };
             model.modal = Some(Modal::Results(results));
         }
-        model.nodes.marked.clear();
-        model.runs_screen.marked.clear();
-        if let Some(processes) = &mut model.processes {
+        model.screens.nodes.marked.clear();
+        model.screens.runs.marked.clear();
+        if let Some(processes) = &mut model.screens.processes {
             processes.marked.clear();
         }
         vec![Effect::Job { job, request: Request::Act { plan: self.plan, confirmed: Confirmed::by_user() } }]

@@ -22,7 +22,7 @@ use rundir::{CheckpointEntry, RunId};
 /// Handles an action. The caller has taken the dialog out of the model; this function puts it back unless the dialog
 /// closes.
 pub fn on_action(model: &mut Model, mut dialog: CheckpointsDialog, action: Action) -> Vec<Effect> {
-    let Some(run) = model.run.as_ref().map(|run| run.id.clone()) else { return Vec::new() };
+    let Some(run) = model.screens.run.as_ref().map(|run| run.id.clone()) else { return Vec::new() };
     let entries = newest_first(model);
     let (at, rows) = (dialog.position(&entries), room(model));
     let chosen = entries.get(at).map(|entry| (*entry).clone());
@@ -87,7 +87,7 @@ fn convert(model: &mut Model, run: &RunId, checkpoint: &CheckpointEntry) -> Vec<
 }
 
 fn newest_first(model: &Model) -> Vec<&CheckpointEntry> {
-    let entries = model.run.as_ref().and_then(|run| run.checkpoints.as_ref());
+    let entries = model.screens.run.as_ref().and_then(|run| run.checkpoints.as_ref());
     entries.map_or_else(Vec::new, |entries| entries.iter().rev().collect())
 }
 
@@ -108,12 +108,12 @@ impl CheckpointsDialog {
         let (entries, faint) = (newest_first(model), model.theme.faint);
         let mut lines = vec![Line::default()];
         if entries.is_empty() {
-            let is_loaded = model.run.as_ref().is_some_and(|run| run.checkpoints.is_some());
+            let is_loaded = model.screens.run.as_ref().is_some_and(|run| run.checkpoints.is_some());
             let nothing = if is_loaded { "None yet; stopping saves one" } else { "Loading…" };
             lines.push(Line::styled(nothing, faint));
             return lines;
         }
-        let latest = model.run.as_ref().and_then(|run| model.row(&run.id)?.checkpoint_step);
+        let latest = model.screens.run.as_ref().and_then(|run| model.row(&run.id)?.checkpoint_step);
         let steps = entries.iter().map(|entry| text::width(&units::grouped(entry.step()))).max().unwrap_or(0).max(4);
         lines.push(Line::styled(format!("  {:>steps$}  {:>9}  {:<14}  ", "step", "size", "saved"), faint));
         let at = self.position(&entries);
@@ -164,7 +164,7 @@ impl CheckpointsDialog {
 
     /// Draws the dialog.
     pub fn view(&self, model: &Model, buf: &mut Buffer) {
-        let name = model.run.as_ref().map_or("", |run| short_id(&run.id));
+        let name = model.screens.run.as_ref().map_or("", |run| short_id(&run.id));
         let title = format!("Checkpoints of {name}");
         let footer = hint(model, &model.keys.name(Context::CheckpointsDialog, Action::Cancel), "close");
         dialog::draw(model, buf, &title, model.theme.accent, self.lines(model), Line::from(footer), 0);
@@ -174,7 +174,7 @@ impl CheckpointsDialog {
 /// Returns the names of the runs that started from the checkpoint of `step` of the open run; `None` if there are
 /// none.
 fn users(model: &Model, step: u64) -> Option<String> {
-    let open = &model.run.as_ref()?.id;
+    let open = &model.screens.run.as_ref()?.id;
     let started = model
         .rows()
         .iter()

@@ -52,7 +52,7 @@ pub fn on_action(model: &mut Model, mut dialog: PanelsDialog, action: Action) ->
             }
         }
         (Action::LogY, Some(panel)) if panel.is_chart() => {
-            if let Some(run) = &model.run {
+            if let Some(run) = &model.screens.run {
                 model.panels.toggle_log(panel, &run.series);
             }
         }
@@ -70,7 +70,7 @@ pub fn on_action(model: &mut Model, mut dialog: PanelsDialog, action: Action) ->
 /// Saves which panels are picked and their order. Picked panels that this run lacks, but other runs may have, stay
 /// picked.
 fn pick(model: &mut Model, order: &[Panel], picked: &[Panel]) {
-    let Some(run) = &model.run else { return };
+    let Some(run) = &model.screens.run else { return };
     let names = order.iter().filter(|panel| picked.contains(panel)).map(|panel| name(*panel, &run.series));
     let before = model.panels.picked.iter().flatten();
     let of_others = before.filter(|name| find(name, &run.series).is_none()).cloned();
@@ -79,8 +79,9 @@ fn pick(model: &mut Model, order: &[Panel], picked: &[Panel]) {
 
 /// Moves the focus to the large chart if the focused panel is now hidden.
 fn keep_focus(model: &mut Model) {
-    let Some(content) = model.run.as_ref().map(|run| run::content(model, run)) else { return };
-    if let Some(run) = model.run.as_mut().filter(|run| !run.enlarged && !content.panels().contains(&run.focus)) {
+    let Some(content) = model.screens.run.as_ref().map(|run| run::content(model, run)) else { return };
+    if let Some(run) = model.screens.run.as_mut().filter(|run| !run.enlarged && !content.panels().contains(&run.focus))
+    {
         run.focus = content.main();
     }
 }
@@ -130,7 +131,7 @@ impl PanelsDialog {
 
     /// Draws the dialog.
     pub fn view(&self, model: &Model, buf: &mut Buffer) {
-        let Some(run) = &model.run else { return };
+        let Some(run) = &model.screens.run else { return };
         let key = |action| model.keys.name(Context::PanelsDialog, action);
         let mut footer = Vec::new();
         for (keys, text) in [

@@ -16,7 +16,7 @@ use ratatui_core::text::{Line, Span};
 /// closes.
 pub fn on_action(model: &mut Model, mut dialog: TargetsDialog, action: Action) -> Vec<Effect> {
     let rows = TargetsDialog::room(model.size);
-    let Some(form) = &mut model.form else { return Vec::new() };
+    let Some(form) = &mut model.screens.form else { return Vec::new() };
     let targets = form.all_targets();
     let last = targets.len().saturating_sub(1);
     if let Some(to) = layout::moved(action, dialog.selected.min(last), rows, last) {
@@ -39,7 +39,7 @@ pub fn on_action(model: &mut Model, mut dialog: TargetsDialog, action: Action) -
 
 impl TargetsDialog {
     fn lines(&self, model: &Model) -> Vec<Line<'static>> {
-        let Some(form) = &model.form else { return Vec::new() };
+        let Some(form) = &model.screens.form else { return Vec::new() };
         let (targets, width) = (form.all_targets(), dialog::text_width(model.size));
         let rows = TargetsDialog::room(model.size);
         let top = self.top.min(targets.len().saturating_sub(rows));

@@ -3,6 +3,7 @@
 use crate::bindings::Screen;
 use crate::fleet::gpu_value::GpuValue;
 use crate::fleet::{HistoryWindow, Sort};
+use crate::model::{CompareScreen, ConvertScreen, LaunchForm, LogsScreen, ProcessesScreen, RunScreen};
 use camino::Utf8PathBuf;
 use cluster::NodeId;
 use rundir::{Failure, RunId};
@@ -18,6 +19,39 @@ impl Screen {
     pub fn is_of_nodes(self) -> bool {
         matches!(self, Self::Nodes | Self::Node | Self::Processes)
     }
+}
+
+/// The state of each screen. All of them live at once, because a screen keeps its selection while another one is shown, and some read
+/// each other: the heat map of the nodes shows the step times of the open run. What a user has to open first, such as a run or a
+/// node, is `None` until then.
+#[derive(Debug, Clone, Default)]
+pub struct Screens {
+    /// State of the Runs screen.
+    pub runs: RunsScreen,
+    /// The open run; kept while another screen is shown.
+    pub run: Option<RunScreen>,
+    /// The run whose curve the screen shows with its list; `None` if that is the open run.
+    pub preview: Option<RunScreen>,
+    /// The open comparison of runs.
+    pub compare: Option<CompareScreen>,
+    /// State of the Stages screen.
+    pub stages: StagesScreen,
+    /// State of the Recipes screen.
+    pub recipes: RecipesScreen,
+    /// The open launch form; kept while another screen is shown.
+    pub form: Option<LaunchForm>,
+    /// The open log.
+    pub logs: Option<LogsScreen>,
+    /// State of the Nodes screen.
+    pub nodes: NodesScreen,
+    /// The open node.
+    pub node: Option<NodeScreen>,
+    /// State of the Alerts screen.
+    pub alerts: AlertsScreen,
+    /// State of the Processes screen.
+    pub processes: Option<ProcessesScreen>,
+    /// State of the Convert screen.
+    pub convert: ConvertScreen,
 }
 
 /// State of the Runs screen.

@@ -25,7 +25,7 @@ const SNOOZE_S: f64 = 2.0 * 3600.0;
 /// Opens the screen.
 pub fn open(model: &mut Model) {
     if model.screen != Screen::Alerts {
-        model.alerts_screen.from = Some(model.screen);
+        model.screens.alerts.from = Some(model.screen);
     }
     model.screen = Screen::Alerts;
     keep_selection(model);
@@ -33,7 +33,7 @@ pub fn open(model: &mut Model) {
 
 /// Scrolls to the selected alert.
 pub fn keep_selection(model: &mut Model) {
-    model.alerts_screen.top = listed(model, list_area(model).0).scrolled();
+    model.screens.alerts.top = listed(model, list_area(model).0).scrolled();
 }
 
 /// Stores the alerts of all runs. Returns the effect that announces new ones, if one of their channels is the
@@ -67,7 +67,7 @@ fn rows(model: &Model) -> &[AlertRow] {
 }
 
 fn position(model: &Model) -> usize {
-    let is_it = |row: &AlertRow| Some(&row.state.alert.id) == model.alerts_screen.selected.as_ref();
+    let is_it = |row: &AlertRow| Some(&row.state.alert.id) == model.screens.alerts.selected.as_ref();
     rows(model).iter().position(is_it).unwrap_or(0)
 }
 
@@ -89,12 +89,12 @@ impl Behaviour for Alerts {
         let (at, last) = (position(model), rows(model).len().saturating_sub(1));
         let page = listed(model, list_area(model).0).page();
         if let Some(to) = layout::moved(action, at, page, last) {
-            model.alerts_screen.selected = rows(model).get(to).map(|row| row.state.alert.id.clone());
+            model.screens.alerts.selected = rows(model).get(to).map(|row| row.state.alert.id.clone());
             keep_selection(model);
             return Vec::new();
         }
         match action {
-            Action::Back => model.screen = model.alerts_screen.from.take().unwrap_or(Screen::Runs),
+            Action::Back => model.screen = model.screens.alerts.from.take().unwrap_or(Screen::Runs),
             Action::TestAlerts => {
                 let job = model.jobs.start(Intent::TestAlerts);
                 return vec![Effect::Job { job, request: Request::TestAlerts }];
@@ -179,7 +179,7 @@ fn list_area(model: &Model) -> (Rect, Rect) {
 }
 
 fn listed(model: &Model, area: Rect) -> Rows {
-    Rows { area, top: model.alerts_screen.top, selected: position(model), count: rows(model).len() }
+    Rows { area, top: model.screens.alerts.top, selected: position(model), count: rows(model).len() }
 }
 
 /// Returns the kind of an alert in words.

@@ -29,18 +29,18 @@ const LEAST: (u16, u16) = (56, 12);
 
 /// Opens the screen with the marked runs, or warns if there are too few or too many.
 pub fn open(model: &mut Model) {
-    let marked = &model.runs_screen.marked;
+    let marked = &model.screens.runs.marked;
     let runs: Vec<RunId> = model.rows().iter().map(|row| row.run.clone()).filter(|run| marked.contains(run)).collect();
     let mark = model.keys.name(Context::Runs, Action::Mark);
     match runs.len() {
         0 | 1 => model.warn(format!("Mark two or more runs with {mark} to compare them")),
         2..=MOST_COMPARED => {
             // A comparison of the same runs keeps its metric and settings.
-            let same = model.compare.take_if(|open| open.runs.iter().map(|run| &run.id).eq(&runs));
+            let same = model.screens.compare.take_if(|open| open.runs.iter().map(|run| &run.id).eq(&runs));
             // A large chart has room for the raw line behind the moving average.
             let smoothing = layout::has_room_for_lanes(layout::areas(model.size).body).then_some(0);
             let new = || CompareScreen { smoothing, ..CompareScreen::new(runs) };
-            model.compare = Some(same.unwrap_or_else(new));
+            model.screens.compare = Some(same.unwrap_or_else(new));
             model.screen = Screen::Compare;
         }
         n => model.warn(format!("{n} runs are marked; at most {MOST_COMPARED} can be compared")),
@@ -52,14 +52,14 @@ pub struct Compare;
 
 impl Behaviour for Compare {
     fn on_action(&self, model: &mut Model, action: Action) -> Vec<Effect> {
-        let Some(mut open) = model.compare.take() else { return Vec::new() };
+        let Some(mut open) = model.screens.compare.take() else { return Vec::new() };
         let effects = on_action(model, &mut open, action);
-        model.compare = Some(open);
+        model.screens.compare = Some(open);
         effects
     }
 
     fn view(&self, model: &Model, buf: &mut Buffer, body: Rect) {
-        let Some(open) = &model.compare else { return };
+        let Some(open) = &model.screens.compare else { return };
         let areas = areas(open, body);
         let metrics = metric_items(model, open, usize::from(areas.metrics.width));
         write(model, buf, areas.metrics, Line::from_iter(metrics.into_iter().flat_map(|(spans, _)| spans)));
@@ -71,51 +71,51 @@ impl Behaviour for Compare {
     }
 
     fn can_open(&self, model: &Model) -> bool {
-        model.compare.is_some() || model.runs_screen.marked.len() > 1
+        model.screens.compare.is_some() || model.screens.runs.marked.len() > 1
     }
 
     fn open(&self, model: &mut Model) {
         // Two or more marked runs replace the runs of the last comparison.
-        match model.compare.is_some() && model.runs_screen.marked.len() < 2 {
+        match model.screens.compare.is_some() && model.screens.runs.marked.len() < 2 {
             true => model.screen = Screen::Compare,
             false => open(model),
         }
     }
 
     fn subject(&self, model: &Model, _: usize) -> String {
-        model.compare.as_ref().map_or_else(String::new, title)
+        model.screens.compare.as_ref().map_or_else(String::new, title)
     }
 
     fn watches(&self, model: &Model, wanted: &mut BTreeSet<Watch>) {
-        let runs = model.compare.iter().flat_map(|open| &open.runs);
+        let runs = model.screens.compare.iter().flat_map(|open| &open.runs);
         wanted.extend(runs.map(|run| Watch::Compared(run.id.clone())));
     }
 
     fn chart_at(&self, model: &Model, at: Position) -> Option<(Rect, (f64, f64))> {
-        let open = model.compare.as_ref()?;
+        let open = model.screens.compare.as_ref()?;
         Some((plot_at(model, open, at)?.0, open.window()))
     }
 
     fn press_chart(&self, model: &mut Model, at: Position, x: f64) {
-        let under = model.compare.as_ref().and_then(|open| plot_at(model, open, at));
+        let under = model.screens.compare.as_ref().and_then(|open| plot_at(model, open, at));
         let quantity = under.map(|(_, quantity)| quantity);
-        if let Some(open) = &mut model.compare {
+        if let Some(open) = &mut model.screens.compare {
             open.view.put_cursor(Some(x), open.full_range());
             open.quantity = quantity.unwrap_or_else(|| open.quantity.clone());
         }
     }
 
     fn zoom_chart(&self, model: &mut Model, factor: f64, x: f64) {
-        model.compare.iter_mut().for_each(|open| open.zoom(factor, Some(x)));
+        model.screens.compare.iter_mut().for_each(|open| open.zoom(factor, Some(x)));
     }
 
     fn show_range(&self, model: &mut Model, range: (f64, f64)) {
-        model.compare.iter_mut().for_each(|open| open.show(range));
+        model.screens.compare.iter_mut().for_each(|open| open.show(range));
     }
 
     fn on_press(&self, model: &mut Model, at: Position) -> Press {
-        let part = model.compare.as_ref().and_then(|open| part_at(model, open, at));
-        match (part, &mut model.compare) {
+        let part = model.screens.compare.as_ref().and_then(|open| part_at(model, open, at));
+        match (part, &mut model.screens.compare) {
             (Some(ClickedPart::Quantity(quantity)), Some(open)) => open.quantity = quantity,
             (Some(ClickedPart::Run(number)), Some(open)) => open.toggle_run(number),
             _ => {}
@@ -124,7 +124,7 @@ impl Behaviour for Compare {
     }
 
     fn on_run(&self, model: &mut Model, run: &RunId, what: RunMsg) -> Option<RunMsg> {
-        match &mut model.compare {
+        match &mut model.screens.compare {
             Some(open) => {
                 open.take_in(run, what);
                 None
@@ -134,7 +134,7 @@ impl Behaviour for Compare {
     }
 
     fn save(&self, model: &Model, session: &mut Session) {
-        if let Some(open) = &model.compare {
+        if let Some(open) = &model.screens.compare {
             session.compared = open.runs.iter().map(|run| run.id.clone()).collect();
             session.metric = Some(open.quantity.name().to_owned());
             session.aligned = open.x;
@@ -146,11 +146,11 @@ impl Behaviour for Compare {
         if !(2..=MOST_COMPARED).contains(&session.compared.len()) {
             return Screen::Runs;
         }
-        model.runs_screen.marked = session.compared.iter().cloned().collect();
+        model.screens.runs.marked = session.compared.iter().cloned().collect();
         let quantity = session.metric.as_deref().map_or(Quantity::Metric(0), Quantity::with_name);
         let (smoothing, x) = (session.smoothing(), session.aligned);
         let open = CompareScreen::new(session.compared.clone());
-        model.compare = Some(CompareScreen { quantity, smoothing, x, ..open });
+        model.screens.compare = Some(CompareScreen { quantity, smoothing, x, ..open });
         Screen::Compare
     }
 }

@@ -67,58 +67,58 @@ impl Field {
 /// Opens the screen with these options and requests a preview.
 pub fn open_with(model: &mut Model, options: ConvertOptions) -> Vec<Effect> {
     model.screen = Screen::Convert;
-    model.convert.options = options;
-    model.convert.field = 0;
+    model.screens.convert.options = options;
+    model.screens.convert.field = 0;
     request_preview(model)
 }
 
 /// Returns whether the shown preview can be executed.
 pub fn can_start(model: &Model) -> bool {
-    let ready = matches!(&model.convert.preview, Preview::Shown(preview) if preview.refusal.is_none());
-    ready && model.convert.work.is_none()
+    let ready = matches!(&model.screens.convert.preview, Preview::Shown(preview) if preview.refusal.is_none());
+    ready && model.screens.convert.work.is_none()
 }
 
 /// Requests a preview if source and target are set.
 fn request_preview(model: &mut Model) -> Vec<Effect> {
-    model.convert.scroll = 0;
-    let options = model.convert.options.clone();
+    model.screens.convert.scroll = 0;
+    let options = model.screens.convert.options.clone();
     if options.source.as_str().is_empty() || options.target.as_str().is_empty() {
-        model.convert.preview = Preview::None;
+        model.screens.convert.preview = Preview::None;
         return Vec::new();
     }
     let job = model.jobs.start(Intent::PlanConvert);
-    model.convert.preview = Preview::Requested(job);
+    model.screens.convert.preview = Preview::Requested(job);
     vec![Effect::Job { job, request: Request::PlanConvert { options } }]
 }
 
 /// Shows a preview, or why there is none. An answer to an earlier request is ignored.
 pub fn planned(model: &mut Model, job: JobId, answer: Result<Box<ConvertPreview>, Failure>) {
-    if matches!(model.convert.preview, Preview::Requested(requested) if requested == job) {
-        model.convert.preview = answer.map_or_else(Preview::Refused, Preview::Shown);
+    if matches!(model.screens.convert.preview, Preview::Requested(requested) if requested == job) {
+        model.screens.convert.preview = answer.map_or_else(Preview::Refused, Preview::Shown);
     }
 }
 
 /// Records the progress of the conversion.
 pub fn moved(model: &mut Model, job: JobId, done: u64, total: u64) {
-    if let Some(work) = model.convert.work.as_mut().filter(|work| work.job == job) {
+    if let Some(work) = model.screens.convert.work.as_mut().filter(|work| work.job == job) {
         (work.done, work.total) = (done, total);
     }
 }
 
 /// Ends the running conversion; `made` is true if it succeeded.
 pub fn ended(model: &mut Model, job: JobId, made: bool) {
-    if let Some(work) = model.convert.work.take_if(|work| work.job == job) {
-        model.convert.options.replace = false;
-        model.convert.scroll = 0;
+    if let Some(work) = model.screens.convert.work.take_if(|work| work.job == job) {
+        model.screens.convert.options.replace = false;
+        model.screens.convert.scroll = 0;
         // The target may exist now, so that a preview with the same options would fail.
-        model.convert.preview = if made { Preview::Made(work.target, work.to) } else { Preview::None };
+        model.screens.convert.preview = if made { Preview::Made(work.target, work.to) } else { Preview::None };
     }
 }
 
 /// Applies a path that the user typed.
 pub fn typed(model: &mut Model, purpose: Purpose, text: &str) -> Vec<Effect> {
     let path = Utf8PathBuf::from(text.trim());
-    let options = &mut model.convert.options;
+    let options = &mut model.screens.convert.options;
     match purpose {
         Purpose::ConvertMerge => options.merge = Some(path).filter(|path| !path.as_str().is_empty()),
         Purpose::ConvertSource => {
@@ -131,7 +131,7 @@ pub fn typed(model: &mut Model, purpose: Purpose, text: &str) -> Vec<Effect> {
         _ => options.target = path,
     }
     // The permission to replace applies to one target folder only.
-    model.convert.options.replace = false;
+    model.screens.convert.options.replace = false;
     request_preview(model)
 }
 
@@ -148,12 +148,12 @@ pub struct Convert;
 
 impl Behaviour for Convert {
     fn on_action(&self, model: &mut Model, action: Action) -> Vec<Effect> {
-        let field = FIELDS[model.convert.field];
+        let field = FIELDS[model.screens.convert.field];
         match action {
-            Action::Up => model.convert.field = model.convert.field.saturating_sub(1),
-            Action::Down => model.convert.field = (model.convert.field + 1).min(FIELDS.len() - 1),
-            Action::Top => model.convert.field = 0,
-            Action::Bottom => model.convert.field = FIELDS.len() - 1,
+            Action::Up => model.screens.convert.field = model.screens.convert.field.saturating_sub(1),
+            Action::Down => model.screens.convert.field = (model.screens.convert.field + 1).min(FIELDS.len() - 1),
+            Action::Top => model.screens.convert.field = 0,
+            Action::Bottom => model.screens.convert.field = FIELDS.len() - 1,
             Action::PageDown => scroll(model, preview_rows(model) as isize),
             Action::PageUp => scroll(model, -(preview_rows(model) as isize)),
             Action::Edit => return edit(model, field),
@@ -176,14 +176,14 @@ impl Behaviour for Convert {
             FIELDS.iter().enumerate().map(|(n, field)| line(model, n, *field, width)).collect();
         write_lines(model, buf, fields, lines);
         let (progress, below) = parts_below(model, below);
-        if let Some(work) = &model.convert.work {
+        if let Some(work) = &model.screens.convert.work {
             let area = panel(model, buf, progress, "Converting", Vec::new(), true);
             write_lines(model, buf, area, work_lines(model, work, usize::from(area.width)));
         }
         let area = panel(model, buf, below, "Preview", Vec::new(), false);
         let lines = preview_lines(model, usize::from(area.width));
         let more = lines.len() > usize::from(area.height);
-        let scroll = model.convert.scroll.min(lines.len().saturating_sub(1));
+        let scroll = model.screens.convert.scroll.min(lines.len().saturating_sub(1));
         let left = lines.len().saturating_sub(scroll + usize::from(area.height));
         write_lines(model, buf, area, lines.into_iter().skip(scroll));
         if more && left > 0 && area.height > 1 {
@@ -234,21 +234,21 @@ fn preview_rows(model: &Model) -> usize {
 pub fn scroll(model: &mut Model, lines: isize) {
     let all = preview_lines(model, usize::from(preview_area(model).width)).len();
     let last = all.saturating_sub(preview_rows(model));
-    model.convert.scroll = model.convert.scroll.saturating_add_signed(lines).min(last);
+    model.screens.convert.scroll = model.screens.convert.scroll.saturating_add_signed(lines).min(last);
 }
 
 /// Returns the number of fields from the selected one to the one at a row of the terminal.
 fn fields_until(model: &Model, row: u16) -> Option<isize> {
     let fields = layout::cut_top(areas(model).0, 1).1;
-    layout::entries_until(fields, row, 0, model.convert.field, FIELDS.len())
+    layout::entries_until(fields, row, 0, model.screens.convert.field, FIELDS.len())
 }
 
 fn edit(model: &mut Model, field: Field) -> Vec<Effect> {
     let (purpose, path) = match field {
-        Field::Source => (Purpose::ConvertSource, &model.convert.options.source),
-        Field::Target => (Purpose::ConvertTarget, &model.convert.options.target),
+        Field::Source => (Purpose::ConvertSource, &model.screens.convert.options.source),
+        Field::Target => (Purpose::ConvertTarget, &model.screens.convert.options.target),
         Field::Merge => {
-            let text = model.convert.options.merge.as_ref().map(ToString::to_string).unwrap_or_default();
+            let text = model.screens.convert.options.merge.as_ref().map(ToString::to_string).unwrap_or_default();
             model.input = Some(Input::new(Purpose::ConvertMerge, text));
             return Vec::new();
         }
@@ -263,7 +263,7 @@ fn choose(model: &mut Model, field: Field, by: isize) -> Vec<Effect> {
         let at = all.iter().position(|one| *one == now).unwrap_or(0) as isize;
         all[(at + by).rem_euclid(all.len() as isize) as usize]
     }
-    let options = &mut model.convert.options;
+    let options = &mut model.screens.convert.options;
     match field {
         Field::Source | Field::Target | Field::Merge => return Vec::new(),
         Field::Form => {
@@ -288,9 +288,9 @@ fn choose(model: &mut Model, field: Field, by: isize) -> Vec<Effect> {
 
 /// Toggles whether to replace an existing conversion, and requests the preview of that.
 fn replace(model: &mut Model) -> Vec<Effect> {
-    match &model.convert.preview {
-        Preview::Shown(preview) if preview.in_the_way && model.convert.work.is_none() => {
-            model.convert.options.replace = !model.convert.options.replace;
+    match &model.screens.convert.preview {
+        Preview::Shown(preview) if preview.in_the_way && model.screens.convert.work.is_none() => {
+            model.screens.convert.options.replace = !model.screens.convert.options.replace;
             request_preview(model)
         }
         _ => {
@@ -301,14 +301,14 @@ fn replace(model: &mut Model) -> Vec<Effect> {
 }
 
 fn start(model: &mut Model) -> Vec<Effect> {
-    if model.convert.work.is_some() {
+    if model.screens.convert.work.is_some() {
         model.warn(format!(
             "A conversion is running. Wait for it, or press {} to cancel it.",
             model.keys.name(Context::Convert, Action::CancelWork)
         ));
         return Vec::new();
     }
-    let preview = match &model.convert.preview {
+    let preview = match &model.screens.convert.preview {
         Preview::Shown(preview) if preview.refusal.is_none() => preview.clone(),
         Preview::Shown(_) | Preview::Refused(_) => {
             model.warn("This cannot be converted; the preview shows why");
@@ -326,12 +326,13 @@ fn start(model: &mut Model) -> Vec<Effect> {
     let (target, to) = (preview.options.target.clone(), preview.options.to);
     let job = model.jobs.start(Intent::Convert(target.clone()));
     let since_s = model.now;
-    model.convert.work = Some(Work { job, target, to, done: 0, total: preview.bytes, since_s, stopping: false });
+    model.screens.convert.work =
+        Some(Work { job, target, to, done: 0, total: preview.bytes, since_s, stopping: false });
     vec![Effect::Job { job, request: Request::Convert { preview } }]
 }
 
 fn cancel(model: &mut Model) -> Vec<Effect> {
-    let Some(work) = model.convert.work.as_mut() else {
+    let Some(work) = model.screens.convert.work.as_mut() else {
         model.warn("No conversion is running");
         return Vec::new();
     };
@@ -352,8 +353,8 @@ fn preview_area(model: &Model) -> Rect {
 }
 
 fn line(model: &Model, number: usize, field: Field, width: usize) -> Line<'static> {
-    let (theme, options) = (&model.theme, &model.convert.options);
-    let chosen = number == model.convert.field;
+    let (theme, options) = (&model.theme, &model.screens.convert.options);
+    let chosen = number == model.screens.convert.field;
     let pointer = if chosen { format!("{} ", model.symbols.pointer) } else { "  ".to_owned() };
     let style = if chosen { theme.strong } else { Style::new() };
     let mut spans =
@@ -424,12 +425,12 @@ fn work_lines(model: &Model, work: &Work, width: usize) -> Vec<Line<'static>> {
 
 /// Returns the areas of the progress of a conversion, if one runs, and of the preview.
 fn parts_below(model: &Model, below: Rect) -> (Rect, Rect) {
-    layout::cut_top(below, if model.convert.work.is_some() { 4 } else { 0 })
+    layout::cut_top(below, if model.screens.convert.work.is_some() { 4 } else { 0 })
 }
 
 fn preview_lines(model: &Model, width: usize) -> Vec<Line<'static>> {
     let theme = &model.theme;
-    let preview = match &model.convert.preview {
+    let preview = match &model.screens.convert.preview {
         Preview::None => {
             let text = "Choose a source and a new folder. This preview then lists every tensor. Nothing is written \
                         until you confirm.";
@@ -455,7 +456,7 @@ fn preview_lines(model: &Model, width: usize) -> Vec<Line<'static>> {
             line.push(Span::styled(preview.command.clone(), theme.faint));
             lines.push(Line::from(line));
         }
-        None if model.convert.work.is_none() => {
+        None if model.screens.convert.work.is_none() => {
             if preview.in_the_way {
                 lines.push(Line::styled("Replaces the existing conversion in that folder.", theme.warn));
             }

@@ -10,19 +10,19 @@ const STEPS: f64 = 60.0;
 
 /// Returns the ends of the visible time, Unix seconds.
 fn window(model: &Model) -> (f64, f64) {
-    (model.now - model.nodes.window.seconds(), model.now)
+    (model.now - model.screens.nodes.window.seconds(), model.now)
 }
 
 /// Returns the time at the cursor, Unix seconds; `None` if it is not visible, or if the newest values are shown.
 pub fn time(model: &Model) -> Option<f64> {
     let (low, high) = window(model);
-    model.nodes.cursor.filter(|t| (low..=high).contains(t))
+    model.screens.nodes.cursor.filter(|t| (low..=high).contains(t))
 }
 
 /// Moves the cursor to a column of a plot. The last column shows the newest values.
 pub fn put(model: &mut Model, plot: Rect, column: u16) {
     let t = position_at(plot, window(model), column);
-    model.nodes.cursor = (column + 1 < plot.right()).then_some(t);
+    model.screens.nodes.cursor = (column + 1 < plot.right()).then_some(t);
 }
 
 /// Moves the cursor by a small part of the visible time; at the right end, the newest values are shown.
@@ -31,7 +31,7 @@ pub fn step(model: &mut Model, right: bool) {
     let by = (high - low) / STEPS;
     let from = time(model).unwrap_or(high);
     let to = if right { from + by } else { (from - by).max(low) };
-    model.nodes.cursor = (to < high).then_some(to);
+    model.screens.nodes.cursor = (to < high).then_some(to);
 }
 
 /// Draws the cursor between the lines of a plot.

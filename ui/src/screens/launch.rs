@@ -18,10 +18,10 @@ use std::collections::BTreeSet;
 
 /// Opens the form. If the form of the same recipe is still open, it keeps its settings.
 pub fn open(model: &mut Model, draft: LaunchDraft) {
-    let is_open = model.form.as_ref().is_some_and(|form| form.draft.recipe == draft.recipe);
+    let is_open = model.screens.form.as_ref().is_some_and(|form| form.draft.recipe == draft.recipe);
     if !is_open {
         let from = if model.screen == Screen::Launch { Screen::Recipes } else { model.screen };
-        model.form = Some(LaunchForm::new(draft, from));
+        model.screens.form = Some(LaunchForm::new(draft, from));
     }
     model.screen = Screen::Launch;
     keep_nodes(model);
@@ -35,22 +35,22 @@ pub fn open_recipe(model: &mut Model, recipe: String) {
 
 /// Switches the watched nodes to those of the form's hostfile while the form is shown.
 pub fn keep_nodes(model: &mut Model) {
-    let Some(form) = model.form.as_ref().filter(|_| model.screen == Screen::Launch) else { return };
+    let Some(form) = model.screens.form.as_ref().filter(|_| model.screen == Screen::Launch) else { return };
     let Some(path) = form.draft.target.hostfile() else { return };
     let of = FleetSource::Hostfile(path.to_owned());
     if model.fleet.of != of {
         model.fleet.turn_to(of);
-        model.nodes = NodesScreen { sort: model.nodes.sort, ..NodesScreen::default() };
-        model.node = None;
+        model.screens.nodes = NodesScreen { sort: model.screens.nodes.sort, ..NodesScreen::default() };
+        model.screens.node = None;
     }
 }
 
 /// Applies an answer of the shell to a draft. If the user has already pressed Enter, the run starts once all checks
 /// have passed.
 pub fn on_draft(model: &mut Model, draft: &LaunchDraft, what: DraftMsg) -> Vec<Effect> {
-    let Some(mut form) = model.form.take_if(|form| form.draft == *draft) else { return Vec::new() };
+    let Some(mut form) = model.screens.form.take_if(|form| form.draft == *draft) else { return Vec::new() };
     let effects = take_in(model, &mut form, what);
-    model.form = Some(form);
+    model.screens.form = Some(form);
     effects
 }
 
@@ -71,7 +71,7 @@ fn take_in(model: &mut Model, form: &mut LaunchForm, what: DraftMsg) -> Vec<Effe
 
 /// Removes nodes that the hostfile no longer lists from the excluded nodes of the draft.
 pub fn nodes_listed(model: &mut Model) {
-    let Some(form) = &mut model.form else { return };
+    let Some(form) = &mut model.screens.form else { return };
     let listed = listed(&model.fleet, form);
     if form.draft.target.hostfile().is_some() && !listed.is_empty() {
         form.change(|draft| _ = draft.target.forget_unlisted(&listed));
@@ -93,7 +93,7 @@ pub struct Launch;
 
 impl Behaviour for Launch {
     fn on_action(&self, model: &mut Model, action: Action) -> Vec<Effect> {
-        let Some(mut form) = model.form.take() else {
+        let Some(mut form) = model.screens.form.take() else {
             model.screen = Screen::Recipes;
             return Vec::new();
         };
@@ -102,7 +102,7 @@ impl Behaviour for Launch {
             return Vec::new();
         }
         let effects = on_action(model, &mut form, action);
-        model.form = Some(form);
+        model.screens.form = Some(form);
         effects
     }
 
@@ -111,11 +111,11 @@ impl Behaviour for Launch {
     }
 
     fn can_open(&self, model: &Model) -> bool {
-        model.form.is_some()
+        model.screens.form.is_some()
     }
 
     fn open(&self, model: &mut Model) {
-        if model.form.is_none() {
+        if model.screens.form.is_none() {
             return model.warn(NO_FORM);
         }
         model.screen = Screen::Launch;
@@ -128,34 +128,39 @@ impl Behaviour for Launch {
     }
 
     fn subject(&self, model: &Model, _: usize) -> String {
-        model.form.as_ref().map_or_else(String::new, |form| form.draft.recipe.clone())
+        model.screens.form.as_ref().map_or_else(String::new, |form| form.draft.recipe.clone())
     }
 
     fn watches(&self, model: &Model, wanted: &mut BTreeSet<Watch>) {
-        let Some(form) = &model.form else { return };
+        let Some(form) = &model.screens.form else { return };
         wanted.insert(Watch::Draft(Box::new(form.draft.clone())));
         let path = form.draft.target.hostfile();
         wanted.extend(path.map(|path| Watch::Nodes(FleetSource::Hostfile(path.to_owned()))));
     }
 
     fn on_press(&self, model: &mut Model, at: Position) -> Press {
-        if let Some(mut form) = model.form.take() {
+        if let Some(mut form) = model.screens.form.take() {
             press(model, &mut form, at);
-            model.form = Some(form);
+            model.screens.form = Some(form);
         }
         Press::Done
     }
 
     fn on_wheel(&self, model: &mut Model, at: Position, _: Action) -> Wheel {
-        let panel = model.form.as_ref().and_then(|form| launch_view::panel_at(model, form, at));
-        if let (Some(form), Some(panel)) = (&mut model.form, panel) {
+        let panel = model.screens.form.as_ref().and_then(|form| launch_view::panel_at(model, form, at));
+        if let (Some(form), Some(panel)) = (&mut model.screens.form, panel) {
             form.focus = panel;
         }
         Wheel::Scroll
     }
 
+    /// The form shows the values of the nodes.
+    fn on_tick(&self, model: &mut Model) {
+        model.dirty = true;
+    }
+
     fn on_entered(&self, model: &mut Model, input: Input) -> Vec<Effect> {
-        if let Some(form) = &mut model.form {
+        if let Some(form) = &mut model.screens.form {
             // A text that is not accepted stays open for correction.
             model.input = typed(form, input);
         }
@@ -310,12 +315,12 @@ fn start(model: &mut Model, form: &mut LaunchForm) -> Vec<Effect> {
 
 /// Closes the form when its run has started. After a failed start, plans again, because the run may have left files.
 pub fn ended(model: &mut Model, run: &rundir::RunId, has_started: bool) {
-    let Some(form) = &mut model.form else { return };
+    let Some(form) = &mut model.screens.form else { return };
     if form.plan.as_ref().is_none_or(|(plan, _)| plan.run.id != *run) {
         return;
     }
     if has_started {
-        model.form = None;
+        model.screens.form = None;
     } else {
         form.change(|draft| draft.round += 1);
     }
@@ -409,7 +414,7 @@ pub fn can_waive(row: &PreflightRow) -> bool {
 
 /// Completes the override that the user is typing.
 pub fn complete(model: &mut Model) {
-    let settings = model.form.as_ref().and_then(|form| form.settings.as_ref()?.as_ref().ok());
+    let settings = model.screens.form.as_ref().and_then(|form| form.settings.as_ref()?.as_ref().ok());
     if let (Some(settings), Some(input)) = (settings, model.input.as_mut())
         && input.purpose == Purpose::Override
     {

@@ -30,7 +30,7 @@ pub fn view(model: &Model, buf: &mut Buffer, area: Rect, form: &LaunchForm, inpu
 
 /// Returns the completion at a position of the terminal.
 pub fn completion_at(model: &Model, at: Position) -> Option<Candidate> {
-    let (form, input) = (model.form.as_ref()?, model.input.as_ref()?);
+    let (form, input) = (model.screens.form.as_ref()?, model.input.as_ref()?);
     let inner = cut_top(launch_view::field_area(model, form), 1).1;
     let FieldLines { lines, mut completions } = field_lines(model, form, input, inner);
     let row = usize::from(at.y.checked_sub(inner.y).filter(|_| inner.contains(at))?).checked_sub(lines.len())?;

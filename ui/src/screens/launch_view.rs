@@ -114,7 +114,7 @@ pub fn field_area(model: &Model, form: &LaunchForm) -> Rect {
 
 /// Draws the screen.
 pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
-    let Some(form) = &model.form else {
+    let Some(form) = &model.screens.form else {
         write_centered(model, buf, body, vec![Line::styled("No launch is open", model.theme.faint)]);
         return;
     };

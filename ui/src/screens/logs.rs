@@ -26,7 +26,7 @@ const WIDE: u16 = 110;
 /// Searches for the text that the user has typed so far; an empty text ends the search.
 pub fn set_search(model: &mut Model, text: &str) {
     let size = text_size(model);
-    let Some(logs) = &mut model.logs else { return };
+    let Some(logs) = &mut model.screens.logs else { return };
     if logs.search_for(text) {
         logs.find(true, size);
     }
@@ -34,14 +34,14 @@ pub fn set_search(model: &mut Model, text: &str) {
 
 /// Filters the lines by the ranks that the user has typed so far. A text that is not a list of ranks changes nothing.
 pub fn set_ranks(model: &mut Model, text: &str) {
-    if let (Some(logs), Ok(ranks)) = (&mut model.logs, RankSet::parse(text)) {
+    if let (Some(logs), Ok(ranks)) = (&mut model.screens.logs, RankSet::parse(text)) {
         logs.only = ranks;
     }
 }
 
 /// Warns if the text is not a list of ranks, or if the run has none of these ranks.
 pub fn check_ranks(model: &mut Model, text: &str) {
-    let last = model.run.as_ref().map_or(0, |run| run.places().len()).saturating_sub(1);
+    let last = model.screens.run.as_ref().map_or(0, |run| run.places().len()).saturating_sub(1);
     match RankSet::parse(text) {
         Err(part) => model.warn(format!("\"{part}\" is not a rank or a range. Write ranks as 0-3,8")),
         Ok(ranks) if !ranks.is_empty() && ranks.iter().next().is_some_and(|first| first > last) => {
@@ -57,8 +57,8 @@ pub struct Logs;
 impl Behaviour for Logs {
     fn on_action(&self, model: &mut Model, action: Action) -> Vec<Effect> {
         let size = text_size(model);
-        let ranks = model.run.as_ref().map_or(0, |run| run.places().len());
-        let Some(logs) = &mut model.logs else { return Vec::new() };
+        let ranks = model.screens.run.as_ref().map_or(0, |run| run.places().len());
+        let Some(logs) = &mut model.screens.logs else { return Vec::new() };
         let page = size.1.saturating_sub(1).max(1);
         logs.seeks_later = None;
         match action {
@@ -132,7 +132,7 @@ impl Behaviour for Logs {
                 logs.only = RankSet::default();
             }
             Action::Back => {
-                model.logs = None;
+                model.screens.logs = None;
                 model.screen = Screen::Run;
             }
             _ => {}
@@ -141,7 +141,7 @@ impl Behaviour for Logs {
     }
 
     fn view(&self, model: &Model, buf: &mut Buffer, body: Rect) {
-        let (Some(run), Some(logs)) = (&model.run, &model.logs) else { return };
+        let (Some(run), Some(logs)) = (&model.screens.run, &model.screens.logs) else { return };
         let parts = parts(model, body);
         heading(model, run, logs, buf, parts.heading);
         first_error(model, logs, buf, parts.error);
@@ -206,7 +206,7 @@ impl Behaviour for Logs {
     }
 
     fn watches(&self, model: &Model, wanted: &mut BTreeSet<Watch>) {
-        let (Some(run), Some(logs)) = (&model.run, &model.logs) else { return };
+        let (Some(run), Some(logs)) = (&model.screens.run, &model.screens.logs) else { return };
         wanted.insert(Watch::Run(run.id.clone()));
         match (logs.rank, logs.place(run)) {
             (None, _) => {
@@ -221,7 +221,7 @@ impl Behaviour for Logs {
 
     /// Marks a line. A click on the marked line shows or folds the text of each rank.
     fn on_press(&self, model: &mut Model, at: Position) -> Press {
-        if let (Some(line), Some(logs)) = (line_at(model, at.y), &mut model.logs) {
+        if let (Some(line), Some(logs)) = (line_at(model, at.y), &mut model.screens.logs) {
             if logs.current == Some(line) {
                 logs.toggle(line);
             } else {
@@ -248,7 +248,7 @@ impl Behaviour for Logs {
 
     fn save(&self, model: &Model, session: &mut Session) {
         run::save(model, session);
-        if let Some(logs) = &model.logs {
+        if let Some(logs) = &model.screens.logs {
             session.log_level = logs.level;
             session.log_ranks = logs.only.to_string();
             session.log_search = logs.search.as_ref().map_or_else(String::new, |search| search.text.clone());
@@ -261,7 +261,7 @@ impl Behaviour for Logs {
             let only = RankSet::parse(&session.log_ranks).unwrap_or_default();
             let mut logs = LogsScreen { level: session.log_level, only, ..LogsScreen::default() };
             logs.search_for(&session.log_search);
-            model.logs = Some(logs);
+            model.screens.logs = Some(logs);
         }
         screen
     }
@@ -269,7 +269,7 @@ impl Behaviour for Logs {
 
 /// Goes to the first error. If lines that are not loaded may have an earlier one, a notice states this.
 fn go_to_first_error(model: &mut Model, size: (usize, usize)) {
-    let Some(logs) = &mut model.logs else { return };
+    let Some(logs) = &mut model.screens.logs else { return };
     let error = logs.first_error();
     if let Some(line) = error {
         logs.go_to(line, size);
@@ -306,10 +306,10 @@ struct Parts {
 
 fn parts(model: &Model, body: Rect) -> Parts {
     let (heading, rest) = layout::cut_top(body, 1);
-    let logs = model.logs.as_ref();
+    let logs = model.screens.logs.as_ref();
     let has_error = logs.is_some_and(|logs| logs.rank.is_none() && logs.store.first_error.is_some());
     let (error, lines) = layout::cut_top(rest, u16::from(has_error && rest.height > 4));
-    let ranks = model.run.as_ref().map_or(0, |run| run.places().len());
+    let ranks = model.screens.run.as_ref().map_or(0, |run| run.places().len());
     let last = ranks.saturating_sub(1).to_string().len();
     let label = match logs {
         Some(logs) if logs.rank.is_none() && ranks > 1 => {
@@ -372,7 +372,7 @@ fn first_row(logs: &LogsScreen, rows: &[Row<'_>], area: Rect) -> u16 {
 
 /// Returns the log line at a row of the terminal.
 fn line_at(model: &Model, row: u16) -> Option<u64> {
-    let logs = model.logs.as_ref()?;
+    let logs = model.screens.logs.as_ref()?;
     let parts = parts(model, layout::areas(model.size).body);
     let rows = rows(logs, text_size(model));
     let at = row.checked_sub(first_row(logs, &rows, parts.lines))?;

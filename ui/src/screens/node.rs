@@ -27,17 +27,17 @@ pub fn open(model: &mut Model) {
 }
 
 fn show(model: &mut Model, id: NodeId) {
-    let raw = model.node.as_ref().is_some_and(|node| node.raw);
-    if model.node.as_ref().is_none_or(|node| node.id != id) {
-        model.node = Some(NodeScreen { id: id.clone(), raw, smi: None, scroll: 0 });
+    let raw = model.screens.node.as_ref().is_some_and(|node| node.raw);
+    if model.screens.node.as_ref().is_none_or(|node| node.id != id) {
+        model.screens.node = Some(NodeScreen { id: id.clone(), raw, smi: None, scroll: 0 });
     }
-    model.nodes.selected = Some(id);
+    model.screens.nodes.selected = Some(id);
     model.screen = Screen::Node;
 }
 
 /// Stores the output of nvidia-smi if the node is still open.
 pub fn on_smi(model: &mut Model, node: &NodeId, output: Result<String, Failure>) {
-    if let Some(open) = model.node.as_mut().filter(|open| open.id == *node) {
+    if let Some(open) = model.screens.node.as_mut().filter(|open| open.id == *node) {
         open.smi = Some(output);
     }
 }
@@ -50,7 +50,7 @@ impl Behaviour for Node {
         let room = usize::from(areas(model).1.height).max(1);
         let lines = lines_of(model);
         let last = lines.saturating_sub(room);
-        let Some(node) = &mut model.node else { return Vec::new() };
+        let Some(node) = &mut model.screens.node else { return Vec::new() };
         if let Some(to) = layout::moved(action, node.scroll.min(last), room, last) {
             node.scroll = to;
             return Vec::new();
@@ -74,7 +74,7 @@ impl Behaviour for Node {
     fn view(&self, model: &Model, buf: &mut Buffer, body: Rect) {
         let Some((open, view)) = opened(model) else {
             let faint = |text: String| vec![Line::styled(text, model.theme.faint)];
-            let gone = match (&model.node, &model.fleet.listed) {
+            let gone = match (&model.screens.node, &model.fleet.listed) {
                 (Some(_), None) => faint("Loading nodes…".to_owned()),
                 (Some(_), Some(Err(failure))) => failure_lines(model, failure, usize::from(body.width.min(76))),
                 (Some(open), Some(Ok(()))) => faint(format!("{} is no longer listed", open.id)),
@@ -153,12 +153,12 @@ impl Behaviour for Node {
     }
 
     fn on_tick(&self, model: &mut Model) {
-        nodes::renew(model);
+        nodes::on_tick(model);
     }
 
     fn watches(&self, model: &Model, wanted: &mut BTreeSet<Watch>) {
         wanted.insert(Watch::Nodes(model.fleet.of.clone()));
-        let Some(open) = &model.node else { return };
+        let Some(open) = &model.screens.node else { return };
         nodes::watch_history(model, model.fleet.node(&open.id), wanted);
         if open.raw {
             wanted.insert(Watch::Smi { of: model.fleet.of.clone(), node: open.id.clone() });
@@ -185,20 +185,21 @@ impl Behaviour for Node {
 
     fn save(&self, model: &Model, session: &mut Session) {
         nodes::save(model, session);
-        session.node = model.node.as_ref().map(|open| open.id.clone()).or(session.node.take());
+        session.node = model.screens.node.as_ref().map(|open| open.id.clone()).or(session.node.take());
     }
 
     fn restore(&self, model: &mut Model, session: &Session) -> Screen {
-        model.node = session.node.clone().map(NodeScreen::new);
-        if model.node.is_some() { Screen::Node } else { Screen::Nodes }
+        model.screens.node = session.node.clone().map(NodeScreen::new);
+        if model.screens.node.is_some() { Screen::Node } else { Screen::Nodes }
     }
 }
 
 /// Opens the next or previous node of the list.
 fn step(model: &mut Model, forward: bool) {
     let nodes = model.fleet.nodes();
-    let order: Vec<&NodeId> = model.nodes.order.iter().filter_map(|at| Some(&nodes.get(*at)?.node.id)).collect();
-    let at = model.node.as_ref().and_then(|open| order.iter().position(|id| **id == open.id));
+    let order: Vec<&NodeId> =
+        model.screens.nodes.order.iter().filter_map(|at| Some(&nodes.get(*at)?.node.id)).collect();
+    let at = model.screens.node.as_ref().and_then(|open| order.iter().position(|id| **id == open.id));
     let to = match at {
         Some(at) if forward => (at + 1).min(order.len() - 1),
         Some(at) => at.saturating_sub(1),
@@ -217,7 +218,7 @@ fn areas(model: &Model) -> (Rect, Rect) {
 }
 
 fn opened(model: &Model) -> Option<(&NodeScreen, &NodeView)> {
-    let open = model.node.as_ref()?;
+    let open = model.screens.node.as_ref()?;
     Some((open, model.fleet.node(&open.id)?))
 }
 
@@ -355,7 +356,7 @@ impl NodeLines {
         let mut value = Vec::new();
         let columns = GpuColumns::new(model, view, width);
         if history > 0 {
-            let window = units::short_duration(model.nodes.window.seconds());
+            let window = units::short_duration(model.screens.nodes.window.seconds());
             let scale = if columns.has_all_meters() { "on the scale of the meter" } else { "from 0 to the limit" };
             value.push(Span::styled(format!("history of {window}, {scale}  "), faint));
         }

@@ -148,7 +148,7 @@ pub fn draw(model: &Model, view: &NodeView, gpu: &GpuSample, columns: &GpuColumn
         let (least, most) = if *value == GpuValue::Memory { (0.0, 1.0) } else { value.scale(gpu) };
         let points: Box<dyn Iterator<Item = Point>> = Box::new(view.history.gpu_points(gpu.index, *of));
         let scale = (least as f32, most as f32);
-        history_chart::draw(model, buf, plot, model.nodes.window.seconds(), scale, vec![(points, ink)]);
+        history_chart::draw(model, buf, plot, model.screens.nodes.window.seconds(), scale, vec![(points, ink)]);
         history_cursor::draw(model, buf, plot);
     }
     if columns.right > 15 {

@@ -103,12 +103,12 @@ pub fn view(model: &Model, buf: &mut Buffer, area: Rect, value: GpuValue) {
     let grid = HeatGrid::new(model, area);
     let selected = model.node_position();
     let first = grid.first(selected);
-    let count = model.nodes.order.len();
+    let count = model.screens.nodes.order.len();
     let last = (first + grid.rows * grid.columns).min(count);
     let title = title(&reader, first, last, count);
     let room = usize::from(area.width).saturating_sub(text::width(&title) + 6);
     let below = panel(model, buf, area, &title, legend(model, &reader, spread.as_ref(), room), false);
-    let shown = model.nodes.order.iter().enumerate().skip(first).take(last - first);
+    let shown = model.screens.nodes.order.iter().enumerate().skip(first).take(last - first);
     for (place, view) in shown.filter_map(|(place, at)| Some((place, nodes.get(*at)?))) {
         let line = node_line(model, &grid, view, &reader, spread.as_ref(), place == selected);
         write(model, buf, grid.area_of(below, first, place), line);
@@ -168,7 +168,7 @@ fn node_line(
 ) -> Line<'static> {
     let condition = view.condition(model.now);
     let pointer = if is_chosen { model.symbols.pointer } else { " " };
-    let mark = if model.nodes.marked.contains(&view.node.id) { model.symbols.mark } else { " " };
+    let mark = if model.screens.nodes.marked.contains(&view.node.id) { model.symbols.mark } else { " " };
     let name = node_table::name(model, &view.node.id, grid.name_width);
     let pad = " ".repeat(grid.name_width + 1 - text::width(&name));
     let style = match is_current(view) {
@@ -199,6 +199,6 @@ fn node_line(
 /// Divides the body into the area of the map and the area below it for the details of the selected node.
 pub fn area(model: &Model, body: Rect, details: u16) -> (Rect, Rect) {
     let most = if body.height >= details + 9 { body.height - details } else { body.height };
-    let all = HeatGrid::new(model, body).rows_of_all(model.nodes.order.len());
+    let all = HeatGrid::new(model, body).rows_of_all(model.screens.nodes.order.len());
     layout::cut_top(body, u16::try_from(all).unwrap_or(u16::MAX).min(most))
 }

@@ -133,7 +133,7 @@ fn draw(
         let points: Box<dyn Iterator<Item = Point>> = Box::new(view.history.points(*of));
         (points, ink(at))
     });
-    history_chart::draw(model, buf, plot, model.nodes.window.seconds(), (0.0, lane.most), lines.collect());
+    history_chart::draw(model, buf, plot, model.screens.nodes.window.seconds(), (0.0, lane.most), lines.collect());
     history_cursor::draw(model, buf, plot);
 }
 
@@ -177,9 +177,9 @@ fn round_labels(lane: &Lane, bottom: u16, wanted: usize) -> YLabels {
 
 /// Writes the labels of the time axis below the lanes.
 fn time_axis(model: &Model, view: &NodeView, buf: &mut Buffer, area: Rect) {
-    let seconds = model.nodes.window.seconds();
+    let seconds = model.screens.nodes.window.seconds();
     // The labels are at whole minutes or hours.
-    let parts: usize = match model.nodes.window {
+    let parts: usize = match model.screens.nodes.window {
         _ if area.width < 60 => 2,
         HistoryWindow::TenMinutes => 5,
         HistoryWindow::Hour | HistoryWindow::TwelveHours => 4,
@@ -219,7 +219,7 @@ fn lanes(model: &Model, view: &NodeView, which: Lanes) -> Vec<Lane> {
     let Some(values) = &values else { return Vec::new() };
     let none = model.symbols.none;
     let shown = |value: f32, text: String| if value.is_finite() { text } else { none.to_owned() };
-    let since = model.now - model.nodes.window.seconds();
+    let since = model.now - model.screens.nodes.window.seconds();
     let highest = |of: fn(&Moment) -> f32| {
         let visible = view.history.points(of).filter(move |point| point.t >= since);
         visible.map(|point| point.value).filter(|value| value.is_finite()).reduce(f32::max)

@@ -29,14 +29,14 @@ const HISTORY_FROM: u16 = 36;
 /// Opens the screen with the nodes of a source. Another source than before resets the selection, marks and filter.
 pub fn open(model: &mut Model, of: FleetSource) {
     if !model.screen.is_of_nodes() {
-        model.nodes.from = Some(model.screen);
+        model.screens.nodes.from = Some(model.screen);
     }
     if model.fleet.of != of {
         model.fleet.turn_to(of);
-        let NodesScreen { from, sort, window, .. } = model.nodes;
-        model.nodes = NodesScreen { from, sort, window, ..NodesScreen::default() };
-        model.node = None;
-        model.processes = None;
+        let NodesScreen { from, sort, window, .. } = model.screens.nodes;
+        model.screens.nodes = NodesScreen { from, sort, window, ..NodesScreen::default() };
+        model.screens.node = None;
+        model.screens.processes = None;
     }
     model.screen = Screen::Nodes;
     renew(model);
@@ -47,25 +47,32 @@ pub fn save(model: &Model, session: &mut Session) {
     if let FleetSource::Run(run) = &model.fleet.of {
         session.nodes_of = Some(run.clone());
     }
-    session.node = model.nodes.selected.clone();
+    session.node = model.screens.nodes.selected.clone();
     // The next console lists the nodes of a hostfile only with its own launch form.
     if matches!(model.fleet.of, FleetSource::Hostfile(_)) {
         session.screen = Screen::Nodes;
     }
 }
 
+/// Updates the nodes on the screen. They send frames all the time, and are drawn once per tick, so that rows do not jump and the cost
+/// is fixed.
+pub fn on_tick(model: &mut Model) {
+    renew(model);
+    model.dirty = true;
+}
+
 /// Updates the faults, sorts and filters the nodes again, and scrolls to the selected one.
 pub fn renew(model: &mut Model) {
     search_outliers(model);
-    let NodesScreen { sort, reverse, filter, .. } = &model.nodes;
-    model.nodes.order = model.fleet.order(*sort, *reverse, filter, model.now);
+    let NodesScreen { sort, reverse, filter, .. } = &model.screens.nodes;
+    model.screens.nodes.order = model.fleet.order(*sort, *reverse, filter, model.now);
     keep_selection(model);
 }
 
 /// Searches for outliers; also for slow ranks while the heat map shows step times.
 fn search_outliers(model: &mut Model) {
-    let has_step_times = model.nodes.heat == Some(GpuValue::StepTime);
-    let run = model.run.as_ref();
+    let has_step_times = model.screens.nodes.heat == Some(GpuValue::StepTime);
+    let run = model.screens.run.as_ref();
     let steps = has_step_times.then(|| GpuReader::new(GpuValue::StepTime, || run.and_then(RunScreen::step_times)));
     model.fleet.judge(model.now, steps.as_ref());
 }
@@ -73,13 +80,13 @@ fn search_outliers(model: &mut Model) {
 /// Scrolls to the selected node.
 pub fn keep_selection(model: &mut Model) {
     // The heat map needs no scroll position: it shows the page of the selected node.
-    model.nodes.top = listed(model, areas(model).table).filled();
+    model.screens.nodes.top = listed(model, areas(model).table).filled();
 }
 
 /// Sets the filter.
 pub fn set_filter(model: &mut Model, filter: String) {
-    model.nodes.filter = filter;
-    model.nodes.top = 0;
+    model.screens.nodes.filter = filter;
+    model.screens.nodes.top = 0;
     renew(model);
 }
 
@@ -91,59 +98,59 @@ impl Behaviour for Nodes {
         let at = model.node_position();
         let areas = areas(model);
         let page = listed(model, areas.table).page();
-        let last = model.nodes.order.len().saturating_sub(1);
-        let column = model.nodes.heat.map(|_| HeatGrid::new(model, areas.table).rows);
+        let last = model.screens.nodes.order.len().saturating_sub(1);
+        let column = model.screens.nodes.heat.map(|_| HeatGrid::new(model, areas.table).rows);
         let beside = match (action, column) {
             (Action::CursorLeft, Some(column)) => at.checked_sub(column),
             (Action::CursorRight, Some(column)) => Some((at + column).min(last)),
             _ => None,
         };
         if let Some(target) = layout::moved(action, at, page, last).or(beside) {
-            let target = model.nodes.order.get(target).and_then(|at| model.fleet.nodes().get(*at));
-            model.nodes.selected = target.map(|view| view.node.id.clone());
+            let target = model.screens.nodes.order.get(target).and_then(|at| model.fleet.nodes().get(*at));
+            model.screens.nodes.selected = target.map(|view| view.node.id.clone());
             keep_selection(model);
             return Vec::new();
         }
         match action {
             Action::Open => node::open(model),
             Action::Filter => {
-                model.input = Some(Input::new(Purpose::NodeFilter, model.nodes.filter.clone()));
+                model.input = Some(Input::new(Purpose::NodeFilter, model.screens.nodes.filter.clone()));
             }
             Action::HeatMap => {
-                let next = match model.nodes.heat {
+                let next = match model.screens.nodes.heat {
                     None => Some(GpuValue::Power),
                     Some(value) => value.next(),
                 };
-                model.nodes.heat = next.filter(|value| *value != GpuValue::StepTime || has_step_times(model));
+                model.screens.nodes.heat = next.filter(|value| *value != GpuValue::StepTime || has_step_times(model));
             }
             Action::ZoomIn | Action::ZoomOut => zoom(model, action),
-            Action::CursorLeft | Action::CursorRight if model.nodes.heat.is_none() => {
+            Action::CursorLeft | Action::CursorRight if model.screens.nodes.heat.is_none() => {
                 history_cursor::step(model, action == Action::CursorRight);
             }
             Action::Sort => {
-                model.nodes.sort = model.nodes.sort.next();
-                model.nodes.reverse = false;
+                model.screens.nodes.sort = model.screens.nodes.sort.next();
+                model.screens.nodes.reverse = false;
                 renew(model);
             }
             Action::ReverseSort => {
-                model.nodes.reverse = !model.nodes.reverse;
+                model.screens.nodes.reverse = !model.screens.nodes.reverse;
                 renew(model);
             }
             Action::Mark => {
                 if let Some(node) = model.selected_node().map(|view| view.node.id.clone()) {
-                    if !model.nodes.marked.remove(&node) {
-                        model.nodes.marked.insert(node);
+                    if !model.screens.nodes.marked.remove(&node) {
+                        model.screens.nodes.marked.insert(node);
                     }
                     return self.on_action(model, Action::Down);
                 }
             }
             Action::Processes => processes::open(model),
             Action::Kill => return processes::kill_on_nodes(model),
-            Action::Back if !model.nodes.marked.is_empty() => model.nodes.marked.clear(),
-            Action::Back if !model.nodes.filter.is_empty() => set_filter(model, String::new()),
+            Action::Back if !model.screens.nodes.marked.is_empty() => model.screens.nodes.marked.clear(),
+            Action::Back if !model.screens.nodes.filter.is_empty() => set_filter(model, String::new()),
             Action::Back => {
-                let run = model.run.is_some();
-                let back = model.nodes.from.filter(|from| run || !from.is_of_run());
+                let run = model.screens.run.is_some();
+                let back = model.screens.nodes.from.filter(|from| run || !from.is_of_run());
                 model.screen = back.unwrap_or(Screen::Runs);
             }
             _ => {}
@@ -166,13 +173,13 @@ impl Behaviour for Nodes {
         }
         let areas = areas(model);
         write(model, buf, areas.summary, summary(model));
-        if model.nodes.order.is_empty() {
-            let nothing = format!("No node matches \"{}\"", model.nodes.filter);
+        if model.screens.nodes.order.is_empty() {
+            let nothing = format!("No node matches \"{}\"", model.screens.nodes.filter);
             let clear = hint(model, &model.keys.name(Context::Nodes, Action::Back), "show all nodes");
             write_centered(model, buf, areas.table, vec![Line::from(nothing), Line::default(), Line::from(clear)]);
             return;
         }
-        match model.nodes.heat {
+        match model.screens.nodes.heat {
             Some(value) => node_heat::view(model, buf, areas.table, value),
             None => table(model, buf, areas.table),
         }
@@ -199,14 +206,14 @@ impl Behaviour for Nodes {
     }
 
     fn on_tick(&self, model: &mut Model) {
-        renew(model);
+        on_tick(model);
     }
 
     fn watches(&self, model: &Model, wanted: &mut BTreeSet<Watch>) {
         wanted.insert(Watch::Nodes(model.fleet.of.clone()));
         watch_history(model, model.selected_node(), wanted);
         // The heat map of step times shows the newest step of the open run.
-        if let (Some(GpuValue::StepTime), Some(open)) = (model.nodes.heat, &model.run) {
+        if let (Some(GpuValue::StepTime), Some(open)) = (model.screens.nodes.heat, &model.screens.run) {
             wanted.insert(Watch::Run(open.id.clone()));
         }
     }
@@ -245,8 +252,8 @@ impl Behaviour for Nodes {
 
 /// Shows a shorter or a longer time window of the history.
 pub fn zoom(model: &mut Model, action: Action) {
-    let window = model.nodes.window;
-    model.nodes.window = if action == Action::ZoomIn { window.shorter() } else { window.longer() };
+    let window = model.screens.nodes.window;
+    model.screens.nodes.window = if action == Action::ZoomIn { window.shorter() } else { window.longer() };
 }
 
 /// Shows a shorter or a longer time window of the history, as the wheel turns.
@@ -287,8 +294,8 @@ fn areas(model: &Model) -> NodesAreas {
     let (_, rest) = layout::cut_top(rest, u16::from(rest.height >= 14));
     let history = if body.height >= HISTORY_FROM { node_history::TALL } else { 0 };
     let (top, _) = layout::cut_top(rest, rest.height - history);
-    let rows = u16::try_from(model.nodes.order.len()).unwrap_or(u16::MAX).saturating_add(2);
-    let (table, _) = match model.nodes.heat {
+    let rows = u16::try_from(model.screens.nodes.order.len()).unwrap_or(u16::MAX).saturating_add(2);
+    let (table, _) = match model.screens.nodes.heat {
         Some(_) => node_heat::area(model, top, DETAILS),
         None => layout::list_and_details(top, rows, DETAILS),
     };
@@ -307,8 +314,8 @@ fn history_at(model: &Model, at: Position) -> Option<Rect> {
 
 /// Returns the number of nodes from the selected one to the one at a position of the terminal, in the sort order.
 fn nodes_until(model: &Model, at: Position) -> Option<isize> {
-    let (table, selected, count) = (areas(model).table, model.node_position(), model.nodes.order.len());
-    if model.nodes.heat.is_some() {
+    let (table, selected, count) = (areas(model).table, model.node_position(), model.screens.nodes.order.len());
+    if model.screens.nodes.heat.is_some() {
         let place = HeatGrid::new(model, table).place_at(table, selected, count, at)?;
         return Some(place as isize - selected as isize);
     }
@@ -316,7 +323,7 @@ fn nodes_until(model: &Model, at: Position) -> Option<isize> {
 }
 
 fn listed(model: &Model, area: Rect) -> Rows {
-    Rows { area, top: model.nodes.top, selected: model.node_position(), count: model.nodes.order.len() }
+    Rows { area, top: model.screens.nodes.top, selected: model.node_position(), count: model.screens.nodes.order.len() }
 }
 
 /// Returns the totals over all nodes as one line.
@@ -355,15 +362,15 @@ fn summary(model: &Model) -> Line<'static> {
         None if sum.gpus > 0 => add("memory unknown".to_owned(), theme.faint),
         None => {}
     }
-    if !model.nodes.marked.is_empty() {
-        add(format!("{} marked", model.nodes.marked.len()), theme.accent);
+    if !model.screens.nodes.marked.is_empty() {
+        add(format!("{} marked", model.screens.nodes.marked.len()), theme.accent);
     }
-    if model.nodes.sort != Sort::default() || model.nodes.reverse {
-        let reversed = if model.nodes.reverse { ", reversed" } else { "" };
-        add(format!("sorted by {}{reversed}", model.nodes.sort.word()), theme.accent);
+    if model.screens.nodes.sort != Sort::default() || model.screens.nodes.reverse {
+        let reversed = if model.screens.nodes.reverse { ", reversed" } else { "" };
+        add(format!("sorted by {}{reversed}", model.screens.nodes.sort.word()), theme.accent);
     }
-    if !model.nodes.filter.is_empty() {
-        add(format!("filter \"{}\": {}", model.nodes.filter, model.nodes.order.len()), theme.accent);
+    if !model.screens.nodes.filter.is_empty() {
+        add(format!("filter \"{}\": {}", model.screens.nodes.filter, model.screens.nodes.order.len()), theme.accent);
     }
     Line::from(spans)
 }
@@ -400,7 +407,7 @@ fn columns(model: &Model, shown: &[&NodeView], width: usize) -> Columns {
     // The GPU bars are more important than all columns except the first ones.
     let most = nodes.iter().map(|view| view.summary.gpus).max().unwrap_or(0).clamp(5, 16);
     let current = || nodes.iter().filter(|view| is_current(view)).flat_map(NodeView::gpus);
-    let title = bar_value(model.nodes.sort).name_and_scale(current());
+    let title = bar_value(model.screens.nodes.sort).name_and_scale(current());
     let bars = Column::new(ShownColumn::Bars, title, Align::Left, most);
     let has_bars = model.fleet.has_gpus() && table.add([bars], FIRST_COLUMNS + NOTE + GAP);
     for (i, column) in NODE_COLUMNS.iter().filter(|column| node_table::is_shown(column, &model.fleet)).enumerate() {
@@ -426,13 +433,13 @@ fn columns(model: &Model, shown: &[&NodeView], width: usize) -> Columns {
 fn table(model: &Model, buf: &mut Buffer, area: Rect) {
     let listed = listed(model, area);
     let nodes = model.fleet.nodes();
-    let shown: Vec<&NodeView> = (model.nodes.order.iter().skip(model.nodes.top))
+    let shown: Vec<&NodeView> = (model.screens.nodes.order.iter().skip(model.screens.nodes.top))
         .take(usize::from(listed.below().height))
         .filter_map(|at| nodes.get(*at))
         .collect();
     let columns = columns(model, &shown, usize::from(area.width));
     let line = |at: usize, is_selected: bool| {
-        let view = &nodes[model.nodes.order[at]];
+        let view = &nodes[model.screens.nodes.order[at]];
         row(model, view, is_selected, &columns)
     };
     listed.draw(model, buf, columns.table.heading(model, 4), line);
@@ -465,7 +472,7 @@ fn row(model: &Model, view: &NodeView, is_selected: bool, columns: &Columns) -> 
             None => Line::default(),
         },
     };
-    let is_marked = model.nodes.marked.contains(&view.node.id);
+    let is_marked = model.screens.nodes.marked.contains(&view.node.id);
     let sign = format!("{} ", node_table::glyph(model, condition));
     let margin = vec![
         table::pointer(model, is_selected, is_marked),
@@ -476,7 +483,7 @@ fn row(model: &Model, view: &NodeView, is_selected: bool, columns: &Columns) -> 
 
 /// Returns a bar for each GPU of a node.
 fn bars(model: &Model, view: &NodeView, columns: &Columns) -> Vec<Span<'static>> {
-    let value = bar_value(model.nodes.sort);
+    let value = bar_value(model.screens.nodes.sort);
     let mut spans = Vec::new();
     for (number, gpu) in view.gpus().iter().take(columns.bars).enumerate() {
         spans.extend((number > 0).then(|| Span::raw(" ".repeat(columns.apart))));

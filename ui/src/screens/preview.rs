@@ -6,7 +6,7 @@ use crate::screens::behaviour;
 /// Returns the metrics and events of that run, if they are loaded.
 pub fn loaded(model: &Model) -> Option<&RunScreen> {
     let shown = &behaviour(model.screen).preview(model)?.run;
-    [&model.run, &model.preview].into_iter().flatten().find(|open| open.id == *shown)
+    [&model.screens.run, &model.screens.preview].into_iter().flatten().find(|open| open.id == *shown)
 }
 
 /// Starts to load that run. Called once per tick, so that scrolling fast through a list loads no other runs.
@@ -15,7 +15,7 @@ pub fn prepare(model: &mut Model) {
         return;
     }
     if let Some(run) = behaviour(model.screen).preview(model).map(|row| row.run.clone()) {
-        model.preview = Some(RunScreen { smoothing: Some(0), ..RunScreen::new(run) });
+        model.screens.preview = Some(RunScreen { smoothing: Some(0), ..RunScreen::new(run) });
         model.dirty = true;
     }
 }

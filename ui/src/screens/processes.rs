@@ -30,10 +30,10 @@ pub fn open(model: &mut Model) {
     if nodes.is_empty() {
         return;
     }
-    if model.processes.as_ref().is_none_or(|open| open.nodes != nodes) {
-        let scope = model.processes.as_ref().map_or(KillScope::Own, |open| open.scope);
-        model.processes = Some(ProcessesScreen::new(nodes, scope, model.screen));
-    } else if let Some(open) = &mut model.processes {
+    if model.screens.processes.as_ref().is_none_or(|open| open.nodes != nodes) {
+        let scope = model.screens.processes.as_ref().map_or(KillScope::Own, |open| open.scope);
+        model.screens.processes = Some(ProcessesScreen::new(nodes, scope, model.screen));
+    } else if let Some(open) = &mut model.screens.processes {
         open.from = model.screen;
     }
     model.screen = Screen::Processes;
@@ -42,11 +42,11 @@ pub fn open(model: &mut Model) {
 /// Returns the nodes to which keys apply: the open node on the Node screen, else the marked nodes, else the selected
 /// one.
 fn nodes(model: &Model) -> Vec<NodeId> {
-    match (model.screen, &model.node) {
+    match (model.screen, &model.screens.node) {
         (Screen::Node, Some(open)) => vec![open.id.clone()],
-        _ if !model.nodes.marked.is_empty() => {
+        _ if !model.screens.nodes.marked.is_empty() => {
             let all = model.fleet.nodes().iter().map(|view| view.node.id.clone());
-            all.filter(|node| model.nodes.marked.contains(node)).collect()
+            all.filter(|node| model.screens.nodes.marked.contains(node)).collect()
         }
         _ => model.selected_node().map(|view| view.node.id.clone()).into_iter().collect(),
     }
@@ -75,7 +75,7 @@ fn plan(model: &mut Model, nodes: Vec<NodeId>, scope: KillScope, chosen: Option<
 
 /// Stores the processes of a node, and drops the marks of processes that have ended.
 pub fn on_listed(model: &mut Model, node: NodeId, listed: Result<NodeProcesses, Failure>) {
-    let Some(open) = model.processes.as_mut().filter(|open| open.nodes.contains(&node)) else { return };
+    let Some(open) = model.screens.processes.as_mut().filter(|open| open.nodes.contains(&node)) else { return };
     open.listed.insert(node, listed);
     let live: BTreeSet<ProcessKey> = open.rows().iter().map(|(node, process)| process.key(node)).collect();
     open.marked.retain(|key| live.contains(key));
@@ -85,7 +85,7 @@ pub fn on_listed(model: &mut Model, node: NodeId, listed: Result<NodeProcesses, 
 /// Scrolls to the selected process.
 pub fn keep_selection(model: &mut Model) {
     let area = areas(model).1;
-    if let Some(open) = &mut model.processes {
+    if let Some(open) = &mut model.screens.processes {
         open.top = listed(open, area).filled();
     }
 }
@@ -96,7 +96,7 @@ pub struct Processes;
 impl Behaviour for Processes {
     fn on_action(&self, model: &mut Model, action: Action) -> Vec<Effect> {
         let area = areas(model).1;
-        let Some(open) = &mut model.processes else { return Vec::new() };
+        let Some(open) = &mut model.screens.processes else { return Vec::new() };
         let page = listed(open, area).page();
         let (at, rows) = (open.position(), open.rows().len());
         let key_at = |open: &ProcessesScreen, at: usize| open.rows().get(at).map(|(node, process)| process.key(node));
@@ -138,7 +138,7 @@ impl Behaviour for Processes {
     }
 
     fn view(&self, model: &Model, buf: &mut Buffer, body: Rect) {
-        let Some(open) = &model.processes else { return };
+        let Some(open) = &model.screens.processes else { return };
         let (top, area, below) = areas(model);
         write(model, buf, top, summary(model, open));
         let (rows, away) = (open.rows(), open.away().count());
@@ -190,13 +190,13 @@ impl Behaviour for Processes {
     }
 
     fn on_tick(&self, model: &mut Model) {
-        nodes::renew(model);
+        nodes::on_tick(model);
     }
 
     fn watches(&self, model: &Model, wanted: &mut BTreeSet<Watch>) {
         let of = &model.fleet.of;
         wanted.insert(Watch::Nodes(of.clone()));
-        let nodes = model.processes.as_ref().map(|open| open.nodes.clone());
+        let nodes = model.screens.processes.as_ref().map(|open| open.nodes.clone());
         wanted.extend(nodes.map(|nodes| Watch::Processes { of: of.clone(), nodes }));
     }
 
@@ -206,14 +206,14 @@ impl Behaviour for Processes {
 
     fn save(&self, model: &Model, session: &mut Session) {
         nodes::save(model, session);
-        session.processes = model.processes.as_ref().map_or_else(Vec::new, |open| open.nodes.clone());
+        session.processes = model.screens.processes.as_ref().map_or_else(Vec::new, |open| open.nodes.clone());
     }
 
     fn restore(&self, model: &mut Model, session: &Session) -> Screen {
         if session.processes.is_empty() {
             return Screen::Nodes;
         }
-        model.processes = Some(ProcessesScreen::new(session.processes.clone(), KillScope::Own, Screen::Nodes));
+        model.screens.processes = Some(ProcessesScreen::new(session.processes.clone(), KillScope::Own, Screen::Nodes));
         Screen::Processes
     }
 }
@@ -223,7 +223,7 @@ fn areas(model: &Model) -> (Rect, Rect, Rect) {
     let body = layout::areas(model.size).body;
     let (summary, rest) = layout::cut_top(body, u16::from(body.height >= 5));
     let (_, rest) = layout::cut_top(rest, u16::from(rest.height >= 14));
-    let rows = model.processes.as_ref().map_or(0, |open| open.rows().len() + open.away().count());
+    let rows = model.screens.processes.as_ref().map_or(0, |open| open.rows().len() + open.away().count());
     let rows = u16::try_from(rows).unwrap_or(u16::MAX).saturating_add(2);
     let (table, details) = layout::list_and_details(rest, rows, details::least_rows(model.size, DETAILS));
     (summary, table, details)
@@ -235,7 +235,7 @@ fn listed(open: &ProcessesScreen, area: Rect) -> Rows {
 
 /// Returns the number of processes from the selected one to the one at a row of the terminal.
 fn processes_until(model: &Model, row: u16) -> Option<isize> {
-    listed(model.processes.as_ref()?, areas(model).1).until(row)
+    listed(model.screens.processes.as_ref()?, areas(model).1).until(row)
 }
 
 fn summary(model: &Model, open: &ProcessesScreen) -> Line<'static> {

@@ -20,7 +20,7 @@ use units::counted;
 /// rows.
 pub fn view(model: &Model, buf: &mut Buffer, area: Rect, recipe: &RecipeView, unseen: usize) {
     let (theme, symbols) = (&model.theme, &model.symbols);
-    let filter = &model.recipes_screen.filter;
+    let filter = &model.screens.recipes.filter;
     let filter = (!filter.is_empty()).then(|| format!("filter \"{filter}\""));
     let unseen = (unseen > 0).then(|| format!("{} {} below", symbols.ellipsis, counted(unseen, "recipe")));
     let more: Vec<String> = filter.into_iter().chain(unseen).collect();

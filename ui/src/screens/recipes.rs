@@ -47,7 +47,7 @@ fn rows(model: &Model) -> Vec<RecipesRow<'_>> {
 
 /// Returns the recipes that pass the filter.
 fn recipes(model: &Model) -> Vec<&RecipeView> {
-    let wanted = model.recipes_screen.filter.to_lowercase();
+    let wanted = model.screens.recipes.filter.to_lowercase();
     let passes = |recipe: &&RecipeView| {
         let folder = recipe.path.parent().and_then(Utf8Path::file_name).unwrap_or_default();
         let kind = recipe.facts.as_ref().map_or("", |facts| facts.kind.as_str());
@@ -58,13 +58,13 @@ fn recipes(model: &Model) -> Vec<&RecipeView> {
 
 /// Sets the filter.
 pub fn set_filter(model: &mut Model, filter: String) {
-    model.recipes_screen.filter = filter;
-    model.recipes_screen.top = 0;
+    model.screens.recipes.filter = filter;
+    model.screens.recipes.top = 0;
     keep_selection(model);
 }
 
 fn position(model: &Model) -> usize {
-    let chosen = model.recipes_screen.selected.as_ref();
+    let chosen = model.screens.recipes.selected.as_ref();
     chosen.and_then(|path| recipes(model).iter().position(|recipe| recipe.path == *path)).unwrap_or(0)
 }
 
@@ -84,9 +84,9 @@ pub fn keep_selection(model: &mut Model) {
     let visible = usize::from(areas(model, rows.len()).0.height);
     // Show the name of the folder together with its first recipe.
     let is_first = at > 0 && matches!(rows[at - 1], RecipesRow::Folder(_));
-    let top = layout::scrolled(model.recipes_screen.top, at, visible);
+    let top = layout::scrolled(model.screens.recipes.top, at, visible);
     let top = if is_first { top.min(at - 1) } else { top };
-    model.recipes_screen.top = top.min(rows.len().saturating_sub(visible.max(1)));
+    model.screens.recipes.top = top.min(rows.len().saturating_sub(visible.max(1)));
 }
 
 /// The screen.
@@ -97,7 +97,7 @@ impl Behaviour for Recipes {
         let page = usize::from(areas(model, rows(model).len()).0.height.saturating_sub(2)).max(1);
         let last = recipes(model).len().saturating_sub(1);
         if let Some(to) = layout::moved(action, position(model), page, last) {
-            model.recipes_screen.selected = recipes(model).get(to).map(|recipe| recipe.path.clone());
+            model.screens.recipes.selected = recipes(model).get(to).map(|recipe| recipe.path.clone());
             keep_selection(model);
             return Vec::new();
         }
@@ -108,9 +108,9 @@ impl Behaviour for Recipes {
             },
             Action::LaunchRecipe => model.input = Some(Input::new(Purpose::Launch, model.launch_arguments.as_str())),
             Action::Filter => {
-                model.input = Some(Input::new(Purpose::RecipeFilter, model.recipes_screen.filter.clone()));
+                model.input = Some(Input::new(Purpose::RecipeFilter, model.screens.recipes.filter.clone()));
             }
-            Action::Back if !model.recipes_screen.filter.is_empty() => set_filter(model, String::new()),
+            Action::Back if !model.screens.recipes.filter.is_empty() => set_filter(model, String::new()),
             Action::Back => model.screen = Screen::Runs,
             _ => {}
         }
@@ -139,14 +139,14 @@ impl Behaviour for Recipes {
         }
         let rows = rows(model);
         if rows.is_empty() {
-            let nothing = format!("No recipe matches \"{}\"", model.recipes_screen.filter);
+            let nothing = format!("No recipe matches \"{}\"", model.screens.recipes.filter);
             let clear = hint(model, &model.keys.name(Context::Recipes, Action::Back), "show all recipes");
             write_centered(model, buf, body, vec![Line::from(nothing), Line::default(), Line::from(clear)]);
             return;
         }
         let (list, below) = areas(model, rows.len());
         let columns = columns(all, list.width);
-        for (y, row) in (list.top()..list.bottom()).zip(rows.iter().skip(model.recipes_screen.top)) {
+        for (y, row) in (list.top()..list.bottom()).zip(rows.iter().skip(model.screens.recipes.top)) {
             let area = Rect { y, height: 1, ..list };
             match row {
                 RecipesRow::Air => {}
@@ -160,7 +160,7 @@ impl Behaviour for Recipes {
             }
         }
         if let Some(recipe) = selected(model) {
-            let shown = rows.iter().skip(model.recipes_screen.top + usize::from(list.height));
+            let shown = rows.iter().skip(model.screens.recipes.top + usize::from(list.height));
             let unseen = shown.filter(|row| matches!(row, RecipesRow::Recipe(_))).count();
             recipe_details::view(model, buf, below, recipe, unseen);
         }
@@ -199,7 +199,7 @@ fn areas(model: &Model, rows: usize) -> (Rect, Rect) {
 /// Returns the number of recipes from the selected one to the one at a row of the terminal.
 fn recipes_until(model: &Model, row: u16) -> Option<isize> {
     let rows = rows(model);
-    let at = layout::entries_until(areas(model, rows.len()).0, row, model.recipes_screen.top, 0, rows.len())?;
+    let at = layout::entries_until(areas(model, rows.len()).0, row, model.screens.recipes.top, 0, rows.len())?;
     let RecipesRow::Recipe(clicked) = rows.get(at as usize)? else { return None };
     let clicked = recipes(model).iter().position(|recipe| recipe.path == clicked.path)?;
     Some(clicked as isize - position(model) as isize)

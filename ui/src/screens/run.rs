@@ -40,7 +40,7 @@ impl Behaviour for Run {
         }
         // Moving the cursor is the most frequent action, and needs only the width of a chart.
         let moves_cursor = matches!(action, Action::CursorLeft | Action::CursorRight);
-        let Some(run) = &model.run else { return Vec::new() };
+        let Some(run) = &model.screens.run else { return Vec::new() };
         let columns = if moves_cursor { chart_columns(model, run) } else { 1 };
         let panels = if moves_cursor { Vec::new() } else { content(model, run).panels() };
         let page = usize::from(layout::areas(model.size).body.height / 2).max(1);
@@ -48,7 +48,7 @@ impl Behaviour for Run {
         let panel_areas = (run.focus == Panel::Recipe).then(|| screen_areas(model, run).panels);
         let recipe_area = panel_areas.into_iter().flatten().find(|(panel, _)| *panel == Panel::Recipe);
         let last_of_recipe = recipe_area.map_or(0, |(_, area)| run_recipe::last_scroll(model, run, area));
-        let Some(run) = &mut model.run else { return Vec::new() };
+        let Some(run) = &mut model.screens.run else { return Vec::new() };
         let list = matches!(run.focus, Panel::Checkpoints | Panel::Events | Panel::Recipe);
         let longest = match run.focus {
             Panel::Events => run_lists::visible_events(run).len(),
@@ -59,7 +59,7 @@ impl Behaviour for Run {
         match action {
             Action::FocusNext | Action::FocusPrevious => focus_by(run, &panels, action == Action::FocusNext),
             Action::Open if let Some(logs) = event_log => {
-                model.logs = Some(logs);
+                model.screens.logs = Some(logs);
                 model.screen = Screen::Logs;
             }
             Action::Open | Action::Enlarge if run.focus == Panel::Samples => samples::open(model),
@@ -127,7 +127,7 @@ impl Behaviour for Run {
     }
 
     fn view(&self, model: &Model, buf: &mut Buffer, body: Rect) {
-        let Some(run) = &model.run else { return };
+        let Some(run) = &model.screens.run else { return };
         let Some(row) = model.row(&run.id) else {
             let lines = match &run.lost {
                 Some(failure) => failure_lines(model, failure, usize::from(body.width.min(76))),
@@ -167,35 +167,35 @@ impl Behaviour for Run {
     }
 
     fn watches(&self, model: &Model, wanted: &mut BTreeSet<Watch>) {
-        let Some(run) = &model.run else { return };
+        let Some(run) = &model.screens.run else { return };
         let video = run.samples.selected().and_then(|sample| Some((sample, video_area(model, run)?)));
         wanted.insert(Watch::Run(run.id.clone()));
         samples::watch_clips(model, run, video, wanted);
     }
 
     fn chart_at(&self, model: &Model, at: Position) -> Option<(Rect, (f64, f64))> {
-        Some((panel_at(model, at)?.plot?, model.run.as_ref()?.window()))
+        Some((panel_at(model, at)?.plot?, model.screens.run.as_ref()?.window()))
     }
 
     fn press_chart(&self, model: &mut Model, at: Position, x: f64) {
         let panel = panel_at(model, at).map(|under| under.panel);
-        if let Some(run) = &mut model.run {
+        if let Some(run) = &mut model.screens.run {
             run.put_cursor_at(x);
             panel.into_iter().for_each(|panel| focus(run, panel));
         }
     }
 
     fn zoom_chart(&self, model: &mut Model, factor: f64, x: f64) {
-        model.run.iter_mut().for_each(|run| run.zoom(factor, Some(x)));
+        model.screens.run.iter_mut().for_each(|run| run.zoom(factor, Some(x)));
     }
 
     fn show_range(&self, model: &mut Model, range: (f64, f64)) {
-        model.run.iter_mut().for_each(|run| run.show(range));
+        model.screens.run.iter_mut().for_each(|run| run.show(range));
     }
 
     /// Focuses a panel. A click on the focused panel enlarges the panel, or opens its selected entry.
     fn on_press(&self, model: &mut Model, at: Position) -> Press {
-        let (Some(under), Some(run)) = (panel_at(model, at), &mut model.run) else { return Press::Done };
+        let (Some(under), Some(run)) = (panel_at(model, at), &mut model.screens.run) else { return Press::Done };
         let was_focused = run.focus == under.panel;
         focus(run, under.panel);
         match under.event {
@@ -211,7 +211,7 @@ impl Behaviour for Run {
     fn on_wheel(&self, model: &mut Model, at: Position, _: Action) -> Wheel {
         let panel = panel_at(model, at).map(|under| under.panel);
         if let (Some(run), Some(panel @ (Panel::Events | Panel::Checkpoints | Panel::Samples | Panel::Recipe))) =
-            (&mut model.run, panel)
+            (&mut model.screens.run, panel)
         {
             focus(run, panel);
         }
@@ -241,13 +241,13 @@ pub fn smoothing_words(level: Option<usize>) -> String {
 
 /// Returns whether the open run is an encode. After an encode, the user chooses a stage that trains on its data set.
 fn is_encode(model: &Model) -> bool {
-    model.run.as_ref().and_then(|run| model.row(&run.id)).is_some_and(|row| row.task == Task::Encode)
+    model.screens.run.as_ref().and_then(|run| model.row(&run.id)).is_some_and(|row| row.task == Task::Encode)
 }
 
 /// Returns the log of the rank or the node that the selected event is about, or the log of all ranks, which opens at the
 /// line of the event. `None` if no event is selected, or if the run has no logs.
 pub fn event_log(model: &Model) -> Option<LogsScreen> {
-    let run = model.run.as_ref().filter(|run| run.focus == Panel::Events && !run.places().is_empty())?;
+    let run = model.screens.run.as_ref().filter(|run| run.focus == Panel::Events && !run.places().is_empty())?;
     let events = run_lists::visible_events(run);
     let event = events.get(run.scroll.min(events.len().saturating_sub(1)))?;
     let on_node =
@@ -324,7 +324,7 @@ fn chart_columns(model: &Model, run: &RunScreen) -> usize {
 }
 
 fn export(model: &mut Model, format: ImageFormat) -> Vec<Effect> {
-    let Some(run) = &model.run else { return Vec::new() };
+    let Some(run) = &model.screens.run else { return Vec::new() };
     let Some(chart) = run.focused_chart() else {
         model.warn(format!(
             "Only charts can be exported. Press {} to select one.",
@@ -439,7 +439,7 @@ pub struct PanelAt {
 
 /// Returns the panel at a position of the terminal.
 pub fn panel_at(model: &Model, at: Position) -> Option<PanelAt> {
-    let run = model.run.as_ref()?;
+    let run = model.screens.run.as_ref()?;
     let areas = screen_areas(model, run);
     let at_panel = areas.panels.iter().position(|(_, area)| area.contains(at))?;
     let (panel, area) = areas.panels[at_panel];
@@ -534,7 +534,7 @@ fn state_line(model: &Model, row: &RunRow, width: usize) -> Line<'static> {
 
 /// Opens the dialog.
 pub fn pick_panels(model: &mut Model) {
-    let is_training = model.run.as_ref().is_some_and(|run| content(model, run).task == Task::Train);
+    let is_training = model.screens.run.as_ref().is_some_and(|run| content(model, run).task == Task::Train);
     if is_training {
         model.modal = Some(Modal::Panels(PanelsDialog { order: run_panels::order(model), selected: 0 }));
     } else {
@@ -544,7 +544,7 @@ pub fn pick_panels(model: &mut Model) {
 
 /// Stores the open run and the visible part of its x axes.
 pub fn save(model: &Model, session: &mut Session) {
-    if let Some(open) = &model.run {
+    if let Some(open) = &model.screens.run {
         session.run = Some(open.id.clone());
         session.zoom = open.view.span.map(|span| (span, open.view.end));
     }
@@ -554,7 +554,7 @@ pub fn save(model: &Model, session: &mut Session) {
 pub fn restore(model: &mut Model, session: &Session) -> Screen {
     let Some(run) = session.run.clone() else { return Screen::Runs };
     let (x, smoothing, view) = (session.x, session.smoothing(), session.viewport());
-    model.run = Some(RunScreen { x, smoothing, view, ..RunScreen::new(run) });
+    model.screens.run = Some(RunScreen { x, smoothing, view, ..RunScreen::new(run) });
     session.screen
 }
 

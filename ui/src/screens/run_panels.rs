@@ -473,13 +473,13 @@ fn more(over: f32) -> String {
 /// Returns the picked panels of the open run; the default panels until the user picks some.
 pub fn picked(model: &Model) -> Vec<Panel> {
     let usual = || PICKABLE.into_iter().filter(|panel| *panel != Panel::Recipe).collect();
-    model.run.as_ref().and_then(|run| model.panels.panels(&run.series)).unwrap_or_else(usual)
+    model.screens.run.as_ref().and_then(|run| model.panels.panels(&run.series)).unwrap_or_else(usual)
 }
 
 /// Returns all panels of the open run: the picked ones in their order, then the others.
 pub fn order(model: &Model) -> Vec<Panel> {
     let mut order = picked(model);
-    let all = model.run.as_ref().map_or_else(Vec::new, |run| pickable(&run.series));
+    let all = model.screens.run.as_ref().map_or_else(Vec::new, |run| pickable(&run.series));
     order.extend(all.into_iter().filter(|panel| !order.contains(panel)).collect::<Vec<_>>());
     order
 }

@@ -32,13 +32,13 @@ const PREVIEW: (u16, u16) = (110, 14);
 /// Scrolls to the selected run.
 pub fn keep_selection(model: &mut Model) {
     let rows = model.visible_runs();
-    model.runs_screen.top = listed(model, &rows).scrolled();
+    model.screens.runs.top = listed(model, &rows).scrolled();
 }
 
 /// Sets the filter.
 pub fn set_filter(model: &mut Model, filter: String) {
-    model.runs_screen.filter = filter;
-    model.runs_screen.top = 0;
+    model.screens.runs.filter = filter;
+    model.screens.runs.top = 0;
     keep_selection(model);
 }
 
@@ -52,31 +52,31 @@ impl Behaviour for Runs {
         let page = listed(model, &rows).page();
         let last = rows.len().saturating_sub(1);
         if let Some(target) = layout::moved(action, at, page, last) {
-            model.runs_screen.selected = rows.get(target).map(|row| row.run.clone());
+            model.screens.runs.selected = rows.get(target).map(|row| row.run.clone());
             keep_selection(model);
             return Vec::new();
         }
         match action {
             Action::NewRun => stages::open(model),
             Action::Filter => {
-                model.input = Some(Input::new(Purpose::Filter, model.runs_screen.filter.clone()));
+                model.input = Some(Input::new(Purpose::Filter, model.screens.runs.filter.clone()));
             }
             Action::Encode => {
                 model.input = Some(Input::new(Purpose::Encode, model.encode_arguments.clone()));
             }
             Action::Mark => {
                 if let Some(run) = rows.get(at).map(|row| row.run.clone()) {
-                    if !model.runs_screen.marked.remove(&run) {
-                        model.runs_screen.marked.insert(run);
+                    if !model.screens.runs.marked.remove(&run) {
+                        model.screens.runs.marked.insert(run);
                     }
                     return self.on_action(model, Action::Down);
                 }
             }
             Action::Compare => compare::open(model),
-            Action::Resume | Action::Stop | Action::Kill if !model.runs_screen.marked.is_empty() => {
+            Action::Resume | Action::Stop | Action::Kill if !model.screens.runs.marked.is_empty() => {
                 return run_actions::act_on_marked(model, action);
             }
-            Action::Back if !model.runs_screen.marked.is_empty() => model.runs_screen.marked.clear(),
+            Action::Back if !model.screens.runs.marked.is_empty() => model.screens.runs.marked.clear(),
             Action::Back => set_filter(model, String::new()),
             other => return run_actions::act(model, other),
         }
@@ -102,7 +102,7 @@ impl Behaviour for Runs {
         }
         let rows = model.visible_runs();
         if rows.is_empty() {
-            let nothing = format!("No run matches \"{}\"", model.runs_screen.filter);
+            let nothing = format!("No run matches \"{}\"", model.screens.runs.filter);
             let clear = hint(model, &model.keys.name(Context::Runs, Action::Back), "show all runs");
             write_centered(model, buf, body, vec![Line::from(nothing), Line::default(), Line::from(clear)]);
             return;
@@ -156,7 +156,7 @@ fn list_area(model: &Model, rows: usize) -> (Rect, Rect) {
 
 fn listed(model: &Model, rows: &[&RunRow]) -> Rows {
     let (area, _) = list_area(model, rows.len());
-    Rows { area, top: model.runs_screen.top, selected: model.run_position(rows), count: rows.len() }
+    Rows { area, top: model.screens.runs.top, selected: model.run_position(rows), count: rows.len() }
 }
 
 /// Returns whether the screen has room for the metrics and events of the selected run.
@@ -267,7 +267,7 @@ fn table(model: &Model, buf: &mut Buffer, rows: &[&RunRow]) {
             RunColumn::Bar => Line::from(progress(model, row, column.width())),
             of => Line::from(Span::styled(of.text(model, row), style)),
         };
-        let is_marked = model.runs_screen.marked.contains(&row.run);
+        let is_marked = model.screens.runs.marked.contains(&row.run);
         let margin = vec![table::pointer(model, is_selected, is_marked)];
         let mut line = table.line(model, margin, table.columns.iter().map(cell));
         // The state of a stalled run already has this mark.

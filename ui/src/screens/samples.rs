@@ -28,16 +28,16 @@ const GAP: u16 = 2;
 
 /// Opens the Samples screen for the open run.
 pub fn open(model: &mut Model) {
-    match model.run.as_ref().and_then(|run| model.row(&run.id)).map(|row| row.task) {
+    match model.screens.run.as_ref().and_then(|run| model.row(&run.id)).map(|row| row.task) {
         Some(Task::Encode) => model.warn("An encode makes no videos"),
-        _ if model.run.is_some() => model.screen = Screen::Samples,
+        _ if model.screens.run.is_some() => model.screen = Screen::Samples,
         _ => {}
     }
 }
 
 /// Returns whether the open run has weights from which videos can be made.
 pub fn can_sample(model: &Model) -> bool {
-    model.run.as_ref().and_then(|run| model.row(&run.id)).is_some_and(RunRow::makes_videos)
+    model.screens.run.as_ref().and_then(|run| model.row(&run.id)).is_some_and(RunRow::makes_videos)
 }
 
 /// Opens the text input for a prompt. The weights of the open run then make a video of that prompt.
@@ -51,7 +51,7 @@ pub fn open_prompt(model: &mut Model) {
 
 /// Requests the plan of a run that makes a video of the prompt.
 pub fn sample(model: &mut Model, prompt: String) -> Vec<Effect> {
-    let Some(run) = model.run.as_ref().map(|run| run.id.clone()) else { return Vec::new() };
+    let Some(run) = model.screens.run.as_ref().map(|run| run.id.clone()) else { return Vec::new() };
     let job = model.jobs.start(Intent::PlanStage { stage: "the video".to_owned() });
     vec![Effect::Job { job, request: Request::PlanSample { run, prompt } }]
 }
@@ -65,7 +65,7 @@ impl Behaviour for Samples {
             open_prompt(model);
             return Vec::new();
         }
-        let Some(run) = &mut model.run else { return Vec::new() };
+        let Some(run) = &mut model.screens.run else { return Vec::new() };
         let samples = &mut run.samples;
         match action {
             Action::SampleNext => samples.move_step(1),
@@ -95,7 +95,7 @@ impl Behaviour for Samples {
     }
 
     fn view(&self, model: &Model, buf: &mut Buffer, body: Rect) {
-        let Some(run) = &model.run else { return };
+        let Some(run) = &model.screens.run else { return };
         let parts = parts(run, body);
         let of_prompt = run.samples.of_prompt();
         heading(model, run, &of_prompt, buf, parts.heading);
@@ -145,7 +145,7 @@ impl Behaviour for Samples {
     }
 
     fn watches(&self, model: &Model, wanted: &mut BTreeSet<Watch>) {
-        let Some(run) = &model.run else { return };
+        let Some(run) = &model.screens.run else { return };
         wanted.insert(Watch::Run(run.id.clone()));
         watch_clips(model, run, placed(model, run).into_iter().map(|(sample, _, area)| (sample, area)), wanted);
     }
@@ -178,7 +178,7 @@ impl Behaviour for Samples {
 
 /// Returns the path of the selected video.
 fn video(model: &Model) -> Option<Utf8PathBuf> {
-    let run = model.run.as_ref()?;
+    let run = model.screens.run.as_ref()?;
     let sample = run.samples.shown(1).last().map(|sample| (sample.step, sample.index))?;
     let folder = run.status.as_ref().and_then(|status| status.samples.clone());
     let folder = folder.unwrap_or_else(|| SampleFolder::OfRun(RunDir::of(&model.runs_dir, &run.id)));
@@ -234,7 +234,7 @@ enum Part {
 }
 
 fn part_at(model: &Model, at: Position) -> Option<Part> {
-    let run = model.run.as_ref()?;
+    let run = model.screens.run.as_ref()?;
     let parts = parts(run, layout::areas(model.size).body);
     if parts.prompt.contains(at) {
         return Some(Part::Prompt);
@@ -256,7 +256,7 @@ fn part_at(model: &Model, at: Position) -> Option<Part> {
 /// pauses or plays it.
 fn press(model: &mut Model, at: Position) {
     let part = part_at(model, at);
-    let Some(run) = &mut model.run else { return };
+    let Some(run) = &mut model.screens.run else { return };
     let samples = &mut run.samples;
     samples.pressed_at = matches!(part, Some(Part::Video(..))).then_some(at.x);
     let selected = samples.position(&samples.of_prompt());
@@ -272,7 +272,7 @@ fn press(model: &mut Model, at: Position) {
 /// and shows the frame at the pointer.
 fn drag(model: &mut Model, at: Position) {
     let part = part_at(model, at);
-    let Some(run) = &mut model.run else { return };
+    let Some(run) = &mut model.screens.run else { return };
     let samples = &mut run.samples;
     match (part, samples.pressed_at) {
         (Some(Part::Step(place)), None) => samples.select(place),

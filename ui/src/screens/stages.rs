@@ -58,7 +58,7 @@ fn all_stages(model: &Model) -> impl Iterator<Item = (&CurriculumView, &StageVie
 }
 
 fn selected(model: &Model) -> Option<(&CurriculumView, &StageView)> {
-    all_stages(model).nth(model.stages.selected)
+    all_stages(model).nth(model.screens.stages.selected)
 }
 
 /// Returns the newest run of the selected stage.
@@ -136,21 +136,21 @@ pub fn open(model: &mut Model) {
             !model.runs_of_stage(&c.path, &stage.name).any(|row| StateKind::of(&row.state) == StateKind::Finished)
         })
     };
-    model.stages.selected = of_run.or_else(unfinished).unwrap_or(0);
+    model.screens.stages.selected = of_run.or_else(unfinished).unwrap_or(0);
     model.screen = Screen::Stages;
     keep_selection(model);
 }
 
 /// Limits the selection to the existing stages, and scrolls to the selected one.
 pub fn keep_selection(model: &mut Model) {
-    model.stages.selected = model.stages.selected.min(all_stages(model).count().saturating_sub(1));
+    model.screens.stages.selected = model.screens.stages.selected.min(all_stages(model).count().saturating_sub(1));
     let rows = rows(model);
-    let selected = model.stages.selected;
+    let selected = model.screens.stages.selected;
     let at = rows.iter().position(|row| matches!(row, StagesRow::Stage(n, ..) if *n == selected)).unwrap_or(0);
     let visible = usize::from(areas(model, rows.len()).0.height);
-    let top = layout::scrolled(model.stages.top, at, visible);
+    let top = layout::scrolled(model.screens.stages.top, at, visible);
     // Show the title of the curriculum together with its first stage.
-    model.stages.top = if at <= 2 { 0 } else { top };
+    model.screens.stages.top = if at <= 2 { 0 } else { top };
 }
 
 /// The screen.
@@ -158,12 +158,12 @@ pub struct Stages;
 
 impl Behaviour for Stages {
     fn on_action(&self, model: &mut Model, action: Action) -> Vec<Effect> {
-        let at = model.stages.selected;
+        let at = model.screens.stages.selected;
         match action {
-            Action::Up => model.stages.selected = at.saturating_sub(1),
-            Action::Down => model.stages.selected = at + 1,
-            Action::PageUp | Action::Top => model.stages.selected = 0,
-            Action::PageDown | Action::Bottom => model.stages.selected = usize::MAX,
+            Action::Up => model.screens.stages.selected = at.saturating_sub(1),
+            Action::Down => model.screens.stages.selected = at + 1,
+            Action::PageUp | Action::Top => model.screens.stages.selected = 0,
+            Action::PageDown | Action::Bottom => model.screens.stages.selected = usize::MAX,
             Action::StartStage => return start(model),
             Action::LaunchRecipe => model.input = Some(Input::new(Purpose::Launch, model.launch_arguments.as_str())),
             Action::Open => match newest_run(model).map(|row| row.run.clone()) {
@@ -200,7 +200,7 @@ impl Behaviour for Stages {
         let rows = rows(model);
         let (list, below) = areas(model, rows.len());
         let names = all_stages(model).map(|(_, stage)| text::width(&stage.name)).max().unwrap_or(0).clamp(5, 24);
-        for (y, row) in (list.top()..list.bottom()).zip(rows.iter().skip(model.stages.top)) {
+        for (y, row) in (list.top()..list.bottom()).zip(rows.iter().skip(model.screens.stages.top)) {
             let area = Rect { y, height: 1, ..list };
             match row {
                 StagesRow::Air => {}
@@ -229,7 +229,7 @@ impl Behaviour for Stages {
         }
         match selected(model) {
             Some((curriculum, stage)) => {
-                let unseen = rows.iter().skip(model.stages.top + usize::from(list.height));
+                let unseen = rows.iter().skip(model.screens.stages.top + usize::from(list.height));
                 let unseen = unseen.filter(|row| matches!(row, StagesRow::Stage(..))).count();
                 stage_details::view(model, buf, below, curriculum, stage, unseen);
             }
@@ -308,9 +308,9 @@ fn areas(model: &Model, rows: usize) -> (Rect, Rect) {
 /// Returns the number of stages from the selected one to the one at a row of the terminal.
 fn stages_until(model: &Model, row: u16) -> Option<isize> {
     let rows = rows(model);
-    let at = layout::entries_until(areas(model, rows.len()).0, row, model.stages.top, 0, rows.len())?;
+    let at = layout::entries_until(areas(model, rows.len()).0, row, model.screens.stages.top, 0, rows.len())?;
     let StagesRow::Stage(clicked, ..) = rows.get(at as usize)? else { return None };
-    Some(*clicked as isize - model.stages.selected as isize)
+    Some(*clicked as isize - model.screens.stages.selected as isize)
 }
 
 fn stage_line(
@@ -321,7 +321,7 @@ fn stage_line(
     names: usize,
     width: usize,
 ) -> Line<'static> {
-    let chosen = number == model.stages.selected;
+    let chosen = number == model.screens.stages.selected;
     let style = if chosen { model.theme.strong } else { Style::new() };
     let pointer = if chosen { format!("{} ", model.symbols.pointer) } else { "  ".to_owned() };
     let name = text::fit(&stage.name, names, model.symbols.ellipsis);

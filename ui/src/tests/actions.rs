@@ -131,7 +131,7 @@ fn marked_nodes_are_shown_and_counted() {
     ui.press("Space Space");
     insta::assert_snapshot!("nodes_marked_80x24", ui.screen());
     ui.press("Esc");
-    assert!(ui.model.nodes.marked.is_empty());
+    assert!(ui.model.screens.nodes.marked.is_empty());
 }
 
 #[test]
@@ -139,7 +139,7 @@ fn the_processes_of_marked_nodes_are_listed_while_they_are_shown() {
     let mut ui = on_processes();
     let watch = Watch::Processes { of: FleetSource::Given, nodes: vec![named("gpu001"), named("gpu002")] };
     assert!(watches(&ui.model).contains(&watch));
-    let shown = |ui: &Ui| ui.model.processes.as_ref().unwrap().rows().len();
+    let shown = |ui: &Ui| ui.model.screens.processes.as_ref().unwrap().rows().len();
     assert_eq!(shown(&ui), 3);
     ui.press("u");
     assert_eq!(shown(&ui), 4);
@@ -186,9 +186,9 @@ fn kill_on_processes_is_about_the_marked_ones_or_else_the_selected_one() {
 fn the_marks_of_ended_processes_are_dropped() {
     let mut ui = on_processes();
     ui.press("Space");
-    assert_eq!(ui.model.processes.as_ref().unwrap().marked.len(), 1);
+    assert_eq!(ui.model.screens.processes.as_ref().unwrap().marked.len(), 1);
     list(&mut ui, "gpu001", Ok(of_node("gpu001", vec![])));
-    assert!(ui.model.processes.as_ref().unwrap().marked.is_empty());
+    assert!(ui.model.screens.processes.as_ref().unwrap().marked.is_empty());
 }
 
 #[test]
@@ -204,7 +204,7 @@ fn a_kill_on_marked_nodes_shows_its_plan_and_then_the_result_of_each_node() {
     picture("kill_on_nodes", shown);
     let effects = ui.press("Enter");
     let [Effect::Job { job, request: Request::Act { .. } }] = effects[..] else { panic!("{effects:?}") };
-    assert!(ui.model.nodes.marked.is_empty());
+    assert!(ui.model.screens.nodes.marked.is_empty());
     ui.answer(job, JobMsg::Results(vec![ActionResult { end: ActionEnd::Pending, ..results().remove(0) }]));
     insta::assert_snapshot!("kill_on_nodes_in_progress_80x24", ui.screen());
     ui.answer(job, JobMsg::Done(Outcome::Acted(results())));
@@ -358,7 +358,7 @@ fn marked_runs_are_resumed_stopped_or_killed_after_one_dialog() {
         insta::assert_snapshot!(format!("{}_marked_runs_80x24", verb.word()), ui.screen());
         let effects = ui.press("Enter");
         assert!(matches!(&effects[..], [Effect::Job { request: Request::Act { .. }, .. }]), "{effects:?}");
-        assert!(ui.model.runs_screen.marked.is_empty());
+        assert!(ui.model.screens.runs.marked.is_empty());
         assert!(ui.model.jobs.busy_with(&stage_1()).is_some() && ui.model.jobs.busy_with(&stage_2()).is_none());
     }
 }
@@ -370,7 +370,7 @@ fn marked_runs_are_shown_and_their_marks_end_with_them() {
     insta::assert_snapshot!("runs_marked_80x24", ui.screen());
     let kept: Vec<RunRow> = many_runs().rows.into_iter().take(1).collect();
     ui.send(Msg::Runs(Ok(RunList { rows: kept, unreadable: vec![] })));
-    assert!(ui.model.runs_screen.marked.is_empty());
+    assert!(ui.model.screens.runs.marked.is_empty());
     ui.press("Space Esc");
-    assert!(ui.model.runs_screen.marked.is_empty());
+    assert!(ui.model.screens.runs.marked.is_empty());
 }

@@ -85,7 +85,10 @@ fn keys_acknowledge_snooze_test_and_open() {
     let newest = alert("00000000", 0.0, AlertKind::Failed, "rank 0 died");
     ui.send(Msg::Alerts([vec![newest], all()].concat()));
     ui.press("Enter");
-    assert_eq!((ui.model.screen, ui.model.run.as_ref().map(|run| run.id.clone())), (Screen::Run, Some(stage_2())));
+    assert_eq!(
+        (ui.model.screen, ui.model.screens.run.as_ref().map(|run| run.id.clone())),
+        (Screen::Run, Some(stage_2()))
+    );
     ui.press("a Esc");
     assert_eq!(ui.model.screen, Screen::Run);
 }

@@ -123,16 +123,16 @@ fn lines_enter_and_leave_a_zoomed_window_at_its_edges() {
 fn zooming_in_keeps_the_newest_step_and_the_cursor_visible() {
     let mut ui = Ui::on_run(running(83));
     ui.press("+ +");
-    let run = ui.model.run.as_ref().unwrap();
+    let run = ui.model.screens.run.as_ref().unwrap();
     let (low, high) = run.window();
     assert!(high == 83.0 && high - low < 25.0);
     ui.press("PgUp Left Left +");
-    let run = ui.model.run.as_ref().unwrap();
+    let run = ui.model.screens.run.as_ref().unwrap();
     let (low, high) = run.window();
     let cursor = run.view.cursor.unwrap();
     assert!(low <= cursor && cursor <= high, "{low} {cursor} {high}");
     ui.press("0");
-    assert_eq!(ui.model.run.as_ref().unwrap().window(), (1.0, 83.0));
+    assert_eq!(ui.model.screens.run.as_ref().unwrap().window(), (1.0, 83.0));
 }
 
 #[test]
@@ -142,7 +142,7 @@ fn the_cursor_stops_at_every_sample_when_zoomed_in() {
     let mut steps = Vec::new();
     for _ in 0..5 {
         ui.press("Left");
-        let run = ui.model.run.as_ref().unwrap();
+        let run = ui.model.screens.run.as_ref().unwrap();
         steps.push(run.series.live().step(run.cursor_index().unwrap()));
     }
     assert_eq!(steps, [82, 81, 80, 79, 78]);
@@ -197,7 +197,7 @@ fn one_node_alone_has_a_mean_and_no_extremes() {
         rundir::NodePoint { cpu_pct: alone(point.cpu_pct), mem_gib: alone(point.mem_gib), ..point }
     };
     ui.run_msg(RunMsg::NodePoints(points(false).into_iter().map(alone).collect()));
-    let nodes = ui.model.run.as_ref().unwrap().series.nodes();
+    let nodes = ui.model.screens.run.as_ref().unwrap().series.nodes();
     let Track::Nodes(cpu, _) = Track::of("cpu") else { panic!("nodes sample the CPU") };
     let is_empty = |statistic| nodes.column(Track::Nodes(cpu, statistic)).is_empty();
     assert!(!is_empty(Statistic::Mean) && is_empty(Statistic::Highest) && is_empty(Statistic::Lowest));
@@ -207,9 +207,9 @@ fn one_node_alone_has_a_mean_and_no_extremes() {
 fn the_time_axis_covers_the_samples_of_nodes_too() {
     let mut ui = Ui::on_run(running(83));
     ui.press("x");
-    assert_eq!(ui.model.run.as_ref().unwrap().full_range().0, 0.0);
+    assert_eq!(ui.model.screens.run.as_ref().unwrap().full_range().0, 0.0);
     ui.run_msg(RunMsg::NodePoints(points(true)));
-    let run = ui.model.run.as_ref().unwrap();
+    let run = ui.model.screens.run.as_ref().unwrap();
     let (low, high) = run.full_range();
     assert!(low < -20.0 && high > 150.0, "from the start-up to after the last step: {low} to {high}");
     let series = &run.series;
@@ -221,10 +221,10 @@ fn the_time_axis_covers_the_samples_of_nodes_too() {
 fn node_panels_are_skipped_without_samples() {
     let mut ui = Ui::on_run(running(83));
     ui.press("Tab");
-    assert_eq!(ui.model.run.as_ref().unwrap().focus, layout::Panel::Chart(rundir::Chart::LearningRate));
+    assert_eq!(ui.model.screens.run.as_ref().unwrap().focus, layout::Panel::Chart(rundir::Chart::LearningRate));
     ui.run_msg(RunMsg::NodePoints(points(true)));
     ui.press("Shift-Tab");
-    assert_eq!(ui.model.run.as_ref().unwrap().focus, layout::Panel::Chart(rundir::Chart::NodeMemory));
+    assert_eq!(ui.model.screens.run.as_ref().unwrap().focus, layout::Panel::Chart(rundir::Chart::NodeMemory));
 }
 
 #[test]
@@ -312,7 +312,7 @@ fn a_run_that_opens_on_a_large_screen_is_smoothed() {
         let mut ui = Ui::with_runs(vec![running(83)]);
         ui.resize(width, height);
         ui.press("Enter");
-        ui.model.run.as_ref().unwrap().smoothing
+        ui.model.screens.run.as_ref().unwrap().smoothing
     };
     assert_eq!((opened(80, 24), opened(160, 48)), (None, Some(0)));
 }

@@ -7,7 +7,7 @@ use crate::*;
 use std::collections::BTreeSet;
 
 fn compared(ui: &Ui) -> &model::CompareScreen {
-    ui.model.compare.as_ref().unwrap()
+    ui.model.screens.compare.as_ref().unwrap()
 }
 
 #[test]

@@ -20,14 +20,14 @@ fn a_source_gets_a_target_beside_it_which_follows_the_form_until_it_is_changed()
     ui.press("4 Enter");
     ui.type_in("/models/cog");
     ui.press("Enter");
-    assert_eq!(ui.model.convert.options.target, "/models/cog-internal");
+    assert_eq!(ui.model.screens.convert.options.target, "/models/cog-internal");
     ui.press("Down Down Right");
-    assert_eq!(ui.model.convert.options.to, ConvertForm::Diffusers);
-    assert_eq!(ui.model.convert.options.target, "/models/cog-diffusers");
+    assert_eq!(ui.model.screens.convert.options.to, ConvertForm::Diffusers);
+    assert_eq!(ui.model.screens.convert.options.target, "/models/cog-diffusers");
     ui.press("Up Enter");
     ui.type_in("2");
     ui.press("Enter Down Left");
-    assert_eq!(ui.model.convert.options.target, "/models/cog-diffusers2");
+    assert_eq!(ui.model.screens.convert.options.target, "/models/cog-diffusers2");
 }
 
 #[test]
@@ -46,7 +46,7 @@ fn an_answer_to_an_earlier_request_is_ignored() {
     let first = job_of(&ui.press("Down Down Down Right"));
     let second = job_of(&ui.press("Right"));
     ui.answer(first, JobMsg::ConvertPlanned(convert_preview()));
-    assert!(matches!(ui.model.convert.preview, Preview::Requested(job) if job == second));
+    assert!(matches!(ui.model.screens.convert.preview, Preview::Requested(job) if job == second));
     assert!(ui.press("c").is_empty(), "the options have changed since the preview");
 }
 
@@ -72,7 +72,7 @@ fn an_existing_target_is_replaced_only_after_a_preview_with_permission() {
     insta::assert_snapshot!("convert_that_replaces_the_target_80x24", ui.screen());
     let job = job_of(&ui.press("c"));
     ui.answer(job, JobMsg::Done(Outcome::Converted("/x".into())));
-    assert!(!ui.model.convert.options.replace, "the permission applies to one conversion only");
+    assert!(!ui.model.screens.convert.options.replace, "the permission applies to one conversion only");
     assert!(ui.press("c").is_empty(), "the conversion has finished");
 }
 
@@ -104,7 +104,7 @@ fn an_adapter_to_merge_can_be_set_and_removed() {
     ui.press("Enter");
     "/loras/style".chars().for_each(|_| drop(ui.press("Backspace")));
     ui.press("Enter");
-    assert_eq!(ui.model.convert.options.merge, None);
+    assert_eq!(ui.model.screens.convert.options.merge, None);
 }
 
 #[test]
@@ -113,9 +113,9 @@ fn a_cancelled_conversion_clears_the_screen() {
     let job = job_of(&ui.press("c"));
     let effects = ui.press("X");
     assert!(matches!(effects[..], [Effect::StopJob(stopped)] if stopped == job));
-    assert!(ui.model.convert.work.as_ref().unwrap().stopping);
+    assert!(ui.model.screens.convert.work.as_ref().unwrap().stopping);
     ui.answer(job, JobMsg::Done(Outcome::ConvertStopped("/x".into())));
-    assert!(ui.model.convert.work.is_none());
+    assert!(ui.model.screens.convert.work.is_none());
     assert!(ui.model.notice.as_ref().is_some_and(|notice| !notice.is_warning));
 }
 
@@ -124,7 +124,7 @@ fn after_a_failed_conversion_another_can_start() {
     let mut ui = Ui::on_convert(convert_preview());
     let job = job_of(&ui.press("c"));
     ui.answer(job, JobMsg::Failed(failure()));
-    assert!(ui.model.convert.work.is_none() && ui.model.modal.is_some());
+    assert!(ui.model.screens.convert.work.is_none() && ui.model.modal.is_some());
 }
 
 #[test]

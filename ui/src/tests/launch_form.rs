@@ -92,7 +92,7 @@ pub(super) fn on_form() -> Ui {
 }
 
 pub(super) fn answer(ui: &mut Ui, what: DraftMsg) -> Vec<Effect> {
-    let draft = Box::new(ui.model.form.as_ref().unwrap().draft.clone());
+    let draft = Box::new(ui.model.screens.form.as_ref().unwrap().draft.clone());
     ui.send(Msg::Draft { draft, what })
 }
 
@@ -122,7 +122,7 @@ pub(super) fn with_nodes() -> Ui {
 }
 
 fn draft(ui: &Ui) -> &LaunchDraft {
-    &ui.model.form.as_ref().unwrap().draft
+    &ui.model.screens.form.as_ref().unwrap().draft
 }
 
 fn is_warned(ui: &Ui) -> bool {
@@ -144,7 +144,7 @@ fn enter_on_a_recipe_and_on_a_stage_opens_the_form() {
     assert!(watches(&ui.model).contains(&Watch::Draft(Box::new(draft(&ui).clone()))));
     ui.press("Esc");
     assert_eq!(ui.model.screen, Screen::Recipes);
-    assert!(ui.model.form.is_none());
+    assert!(ui.model.screens.form.is_none());
     ui.press("2 Enter");
     assert_eq!(draft(&ui).recipe, format!("{}:2s", curriculum_path()));
     assert_eq!(draft(&ui).fit, Fit::ToTarget, "a stage is fitted to the target");
@@ -163,7 +163,7 @@ fn enter_starts_the_plan_that_is_shown() {
     assert_eq!((draft.as_ref(), *files, plan), (&form_draft(), 7, &launch_plan(vec![])));
     assert!(ui.press("Enter").is_empty(), "it is started once");
     ui.answer(*job, JobMsg::Done(Outcome::Launched(stage_1())));
-    assert_eq!((ui.model.screen, ui.model.form.is_none()), (Screen::Run, true));
+    assert_eq!((ui.model.screen, ui.model.screens.form.is_none()), (Screen::Run, true));
 }
 
 #[test]
@@ -190,7 +190,7 @@ fn enter_before_the_checks_are_complete_starts_when_they_have_passed() {
     let mut ui = with_plan();
     ui.press("Enter Esc");
     assert!(answer(&mut ui, all_passed()).is_empty(), "Escape ends the wait");
-    assert!(ui.model.form.is_some(), "and not the form");
+    assert!(ui.model.screens.form.is_some(), "and not the form");
 
     let mut ui = with_plan();
     ui.press("Enter");
@@ -233,9 +233,9 @@ fn answers_to_an_earlier_draft_are_ignored() {
     let before = Box::new(draft(&ui).clone());
     ui.press("f");
     assert_eq!(draft(&ui).fit, Fit::ToTarget);
-    assert!(ui.model.form.as_ref().unwrap().plan.is_none(), "the plan does not fit the draft any more");
+    assert!(ui.model.screens.form.as_ref().unwrap().plan.is_none(), "the plan does not fit the draft any more");
     ui.send(Msg::Draft { draft: before, what: planned(launch_plan(vec![])) });
-    assert!(ui.model.form.as_ref().unwrap().plan.is_none());
+    assert!(ui.model.screens.form.as_ref().unwrap().plan.is_none());
 }
 
 #[test]
@@ -254,7 +254,7 @@ fn an_override_is_completed_checked_and_shown_with_its_origin() {
     ui.press("Enter");
     assert_eq!(draft(&ui).sets, ["data.index=/data/clips", "train.steps=30"]);
     let origin = |ui: &Ui| {
-        let rows = &ui.model.form.as_ref().unwrap().rows;
+        let rows = &ui.model.screens.form.as_ref().unwrap().rows;
         rows.iter().find(|row| row.key == "train.steps").unwrap().origin.clone()
     };
     assert_eq!(origin(&ui), Origin::Flag("train.steps=30".into()));
@@ -274,13 +274,13 @@ fn overrides_that_contradict_the_mesh_are_shown_and_another_override_resolves_th
     picture("form_contradiction", Ui { model: ui.model.clone() });
     ui.press("Enter");
     assert!(ui.model.input.is_none(), "another override can make it valid");
-    assert_eq!(ui.model.form.as_ref().unwrap().broken.as_ref().unwrap().kind, recipe::RecipeErrorKind::Mesh);
+    assert_eq!(ui.model.screens.form.as_ref().unwrap().broken.as_ref().unwrap().kind, recipe::RecipeErrorKind::Mesh);
     assert!(ui.press("Enter").is_empty() && is_warned(&ui));
     picture("form_broken", Ui { model: ui.model.clone() });
     ui.press("s");
     ui.type_in("train.global_batch=6");
     ui.press("Enter");
-    assert_eq!(ui.model.form.as_ref().unwrap().broken, None);
+    assert_eq!(ui.model.screens.form.as_ref().unwrap().broken, None);
 }
 
 #[test]
@@ -305,7 +305,7 @@ fn wrong_text_of_each_field_stays_open_and_changes_nothing() {
         assert_eq!(*draft(&ui), form_draft(), "{key} {text}");
         assert!(ui.model.input.is_some(), "{key} {text}");
         ui.press("Esc");
-        assert!(ui.model.input.is_none() && ui.model.form.is_some());
+        assert!(ui.model.input.is_none() && ui.model.screens.form.is_some());
     }
     let mut ui = with_plan();
     ui.press("n");
@@ -370,7 +370,7 @@ fn weights_that_must_be_converted_lead_to_the_convert_screen() {
     answer(&mut ui, DraftMsg::Checked { checks: vec![failed], is_complete: true, convert });
     picture("form_convert", Ui { model: ui.model.clone() });
     let effects = ui.press("c");
-    assert_eq!((ui.model.screen, &ui.model.convert.options), (Screen::Convert, &options));
+    assert_eq!((ui.model.screen, &ui.model.screens.convert.options), (Screen::Convert, &options));
     assert!(
         matches!(&effects[..], [Effect::Job { request: Request::PlanConvert { options: previewed, .. }, .. }] if *previewed == options)
     );
@@ -384,7 +384,7 @@ fn a_failed_start_plans_again() {
     let [Effect::Job { job, request: Request::LaunchDraft { .. } }] = effects[..] else { panic!("{effects:?}") };
     ui.answer(job, JobMsg::Failed(failure()));
     assert!(ui.model.modal.is_some());
-    assert_eq!((draft(&ui).round, ui.model.form.as_ref().unwrap().plan.is_none()), (1, true));
+    assert_eq!((draft(&ui).round, ui.model.screens.form.as_ref().unwrap().plan.is_none()), (1, true));
 }
 
 #[test]
@@ -424,7 +424,7 @@ fn form_pictures() {
     let mut ui = with_nodes();
     answer(&mut ui, all_passed());
     ui.press("Tab j Space");
-    assert_eq!(ui.model.form.as_ref().unwrap().focus, FormPanel::Target);
+    assert_eq!(ui.model.screens.form.as_ref().unwrap().focus, FormPanel::Target);
     picture("form_nodes", ui);
 
     let mut ui = with_plan();

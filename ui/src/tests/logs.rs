@@ -69,7 +69,7 @@ fn searching_moves_from_match_to_match_and_wraps_around() {
     ui.press("N N");
     assert!(shows(&ui, 190), "wraps around at the beginning: {}", ui.screen());
     ui.press("Esc");
-    assert!(ui.model.logs.as_ref().unwrap().search.is_none());
+    assert!(ui.model.screens.logs.as_ref().unwrap().search.is_none());
 }
 
 #[test]

@@ -81,7 +81,7 @@ fn alerts_that_need_a_user_are_marked() {
     assert_eq!(above_the_lanes(&ui), "aacn");
     assert!(ui.screen().contains("a alert 2"), "{}", ui.screen());
     ui.press("Enter");
-    ui.model.run.as_mut().unwrap().put_cursor_at(30.0);
+    ui.model.screens.run.as_mut().unwrap().put_cursor_at(30.0);
     assert!(ui.screen().contains("alert: rank 1 died"), "{}", ui.screen());
 }
 
@@ -95,7 +95,7 @@ fn an_early_resume_among_fifty_thousand_events_is_marked() {
     assert!(above_the_lanes(&ui).starts_with("rc"), "{}", ui.screen());
     let legend = "c checkpoint 50 001   n not finite 1   r resume 1";
     assert!(ui.screen().contains(legend), "{}", ui.screen());
-    let events = &ui.model.run.as_ref().unwrap().events;
+    let events = &ui.model.screens.run.as_ref().unwrap().events;
     assert!(events.iter().all(|event| event.step != Some(10)), "the list has only the newest events");
 }
 
@@ -108,7 +108,7 @@ fn an_enlarged_chart_has_marks_with_a_legend_and_reads_them_at_the_cursor() {
     assert_eq!(letters(&marks), "rcn");
     assert!(legend.contains("c checkpoint 1   n not finite 1   r resume 1"), "{legend}");
     let mut values_at = |step| {
-        ui.model.run.as_mut().unwrap().put_cursor_at(step);
+        ui.model.screens.run.as_mut().unwrap().put_cursor_at(step);
         rows_of_enlarged(&ui, "step")[4].clone()
     };
     assert!(values_at(40.0).ends_with("resumed as attempt 3"));
@@ -123,7 +123,7 @@ fn a_line_of_values_that_is_too_long_leaves_room_for_the_mark() {
     let with_ranks = |step| MetricSample { mem_gib_by_rank: vec![1.0, 1.2, 1.4, 1.6, 1.8, 2.0], ..sample(1, step) };
     ui.run_msg(RunMsg::Metrics((1..=83).map(with_ranks).collect()));
     ui.run_msg(RunMsg::Events(vec![event(250.0, Some(83), resumed(83))]));
-    ui.model.run.as_mut().unwrap().show_panel(layout::Panel::Chart(rundir::Chart::Memory));
+    ui.model.screens.run.as_mut().unwrap().show_panel(layout::Panel::Chart(rundir::Chart::Memory));
     let [.., values] = rows_of_enlarged(&ui, "step");
     assert!(values.contains("rank 0") && values.ends_with("…   resumed as attempt 1"), "{values}");
 }

@@ -65,7 +65,7 @@ fn lines_are_filtered_by_level_and_rank() {
     ui.press("r Backspace x Enter");
     assert!(ui.model.notice.as_ref().is_some_and(|notice| notice.is_warning));
     ui.press("Esc Esc");
-    assert!(ui.model.logs.as_ref().is_none_or(|logs| logs.only.is_empty()));
+    assert!(ui.model.screens.logs.as_ref().is_none_or(|logs| logs.only.is_empty()));
 }
 
 #[test]
@@ -115,16 +115,16 @@ fn an_event_leads_to_the_line_of_its_rank() {
     ui.resize(80, 24);
     ui.press("Enter");
     ui.merged(true, failed_start());
-    let logs = ui.model.logs.as_ref().unwrap();
+    let logs = ui.model.screens.logs.as_ref().unwrap();
     let line = logs.store.line(logs.current.unwrap()).unwrap();
     assert_eq!((logs.only.to_string().as_str(), line.text.starts_with("torch.OutOfMemoryError")), ("17", true));
     ui.press("Esc Esc Up Enter");
-    assert_eq!(ui.model.logs.as_ref().unwrap().only.to_string(), "16-23");
+    assert_eq!(ui.model.screens.logs.as_ref().unwrap().only.to_string(), "16-23");
 }
 
 /// Returns the text of the marked line.
 fn marked(ui: &Ui) -> Option<String> {
-    let logs = ui.model.logs.as_ref()?;
+    let logs = ui.model.screens.logs.as_ref()?;
     Some(logs.store.line(logs.current?)?.text.clone())
 }
 
@@ -188,7 +188,7 @@ fn a_key_keeps_the_view_when_an_earlier_error_is_found() {
     let mut ui = failed_after_a_long_time();
     ui.press("k");
     ui.run_msg(earlier_error(Some(0)));
-    assert!(ui.model.logs.as_ref().unwrap().store.first_error.is_none(), "it is of the log of one rank");
+    assert!(ui.model.screens.logs.as_ref().unwrap().store.first_error.is_none(), "it is of the log of one rank");
     ui.run_msg(earlier_error(None));
     assert_eq!(marked(&ui), None);
     assert!(ui.screen().contains("step 90 loss"), "{}", ui.screen());

@@ -72,7 +72,7 @@ fn the_wheel_scrolls_lists_logs_and_dialogs() {
     mouse(&mut ui, MouseKind::WheelUp, 10, 10);
     assert!(!ui.screen().contains("line 199") && ui.screen().contains("line 196"));
     mouse(&mut ui, MouseKind::WheelDown, 10, 10);
-    assert!(ui.model.logs.as_ref().unwrap().top.is_none(), "followed again");
+    assert!(ui.model.screens.logs.as_ref().unwrap().top.is_none(), "followed again");
     ui.press("?");
     mouse(&mut ui, MouseKind::WheelDown, 10, 10);
     let Some(model::Modal::Help(help)) = &ui.model.modal else { panic!() };
@@ -87,7 +87,7 @@ fn a_click_marks_a_line_of_the_log_and_a_second_one_unfolds_it() {
     let lines = (0..8).map(|rank| (rank, format!("[rank{rank}] connected"))).collect();
     let mut ui = Ui::on_merged_logs(running(83), 1, lines);
     click(&mut ui, "[rank0] connected");
-    assert_eq!(ui.model.logs.as_ref().unwrap().current, Some(0));
+    assert_eq!(ui.model.screens.logs.as_ref().unwrap().current, Some(0));
     click(&mut ui, "[rank0] connected");
     assert!(ui.screen().contains("[rank7] connected"));
 }
@@ -98,21 +98,21 @@ fn a_click_moves_the_cursor_of_a_chart_and_the_wheel_zooms_around_it() {
     ui.resize(160, 48);
     mouse(&mut ui, MouseKind::Press, 50, 14);
     mouse(&mut ui, MouseKind::Release, 50, 14);
-    let run = ui.model.run.as_ref().unwrap();
+    let run = ui.model.screens.run.as_ref().unwrap();
     let cursor = run.view.cursor.unwrap();
     assert!((30.0..60.0).contains(&cursor), "{cursor}");
     mouse(&mut ui, MouseKind::WheelUp, 50, 14);
     mouse(&mut ui, MouseKind::WheelUp, 50, 14);
-    let (low, high) = ui.model.run.as_ref().unwrap().window();
+    let (low, high) = ui.model.screens.run.as_ref().unwrap().window();
     assert!(low < cursor && cursor < high && high - low < 60.0, "{low} to {high}");
     mouse(&mut ui, MouseKind::Press, 50, 14);
     mouse(&mut ui, MouseKind::Release, 50, 14);
-    let same = ui.model.run.as_ref().unwrap().view.cursor.unwrap();
+    let same = ui.model.screens.run.as_ref().unwrap().view.cursor.unwrap();
     assert!((same - cursor).abs() <= 1.0, "the step under the pointer stays there: {same}");
     for _ in 0..9 {
         mouse(&mut ui, MouseKind::WheelDown, 50, 14);
     }
-    assert_eq!(ui.model.run.as_ref().unwrap().view.span, None);
+    assert_eq!(ui.model.screens.run.as_ref().unwrap().view.span, None);
 }
 
 #[test]
@@ -123,13 +123,13 @@ fn a_drag_over_a_chart_shows_its_range() {
     mouse(&mut ui, MouseKind::Drag, 35, 16);
     insta::assert_snapshot!("run_while_a_range_is_dragged_160x48", ui.screen());
     mouse(&mut ui, MouseKind::Release, 35, 16);
-    let (low, high) = ui.model.run.as_ref().unwrap().window();
+    let (low, high) = ui.model.screens.run.as_ref().unwrap().window();
     assert!(20.0 < low && low < high && high < 60.0, "{low} to {high}");
     let mut ui = Ui::on_compare();
     mouse(&mut ui, MouseKind::Press, 60, 8);
     mouse(&mut ui, MouseKind::Drag, 500, 8);
     mouse(&mut ui, MouseKind::Release, 79, 8);
-    let open = ui.model.compare.as_ref().unwrap();
+    let open = ui.model.screens.compare.as_ref().unwrap();
     assert!(open.window().0 > 60.0 && open.view.end.is_none(), "{:?}", open.window());
 }
 
@@ -137,25 +137,26 @@ fn a_drag_over_a_chart_shows_its_range() {
 fn a_click_chooses_a_compared_metric_and_hides_a_run() {
     let mut ui = Ui::on_compare();
     click(&mut ui, "weight norm");
-    assert_eq!(ui.model.compare.as_ref().unwrap().quantity.name(), "weight_norm");
+    assert_eq!(ui.model.screens.compare.as_ref().unwrap().quantity.name(), "weight_norm");
     click(&mut ui, "b demo-2s-lr3e4");
-    let hidden = |ui: &Ui| ui.model.compare.as_ref().unwrap().runs.iter().map(|run| run.hidden).collect::<Vec<_>>();
+    let hidden =
+        |ui: &Ui| ui.model.screens.compare.as_ref().unwrap().runs.iter().map(|run| run.hidden).collect::<Vec<_>>();
     assert_eq!(hidden(&ui), [false, true, false]);
     click(&mut ui, "demo-2s-lr3e4");
     assert_eq!(hidden(&ui), [false; 3]);
     ui.resize(160, 48);
     click(&mut ui, "gradient norm ─");
-    assert_eq!(ui.model.compare.as_ref().unwrap().quantity.name(), "grad_norm");
+    assert_eq!(ui.model.screens.compare.as_ref().unwrap().quantity.name(), "grad_norm");
 }
 
 #[test]
 fn a_click_on_a_panel_selects_it_and_a_second_one_enlarges_it() {
     let mut ui = Ui::on_run(running(83));
     click(&mut ui, "Gradient norm");
-    let run = ui.model.run.as_ref().unwrap();
+    let run = ui.model.screens.run.as_ref().unwrap();
     assert_eq!((run.focus, run.enlarged), (Panel::Chart(Chart::GradNorm), false));
     click(&mut ui, "Gradient norm");
-    assert!(ui.model.run.as_ref().unwrap().enlarged);
+    assert!(ui.model.screens.run.as_ref().unwrap().enlarged);
 }
 
 #[test]
@@ -171,7 +172,7 @@ fn a_second_click_on_a_failed_rank_in_the_events_opens_its_log() {
     assert_eq!(ui.model.screen, Screen::Run);
     click(&mut ui, "rank 1 exited");
     assert_eq!(ui.model.screen, Screen::Logs);
-    assert_eq!(ui.model.logs.as_ref().unwrap().only.to_string(), "1");
+    assert_eq!(ui.model.screens.logs.as_ref().unwrap().only.to_string(), "1");
 }
 
 #[test]
@@ -197,33 +198,33 @@ fn clicks_in_the_launch_form_select_and_edit_and_never_start_the_run() {
     let mut ui = with_plan();
     answer(&mut ui, all_passed());
     assert!(click(&mut ui, "model.num_layers").is_empty());
-    assert_eq!(ui.model.form.as_ref().unwrap().key, Some("model.num_layers"));
+    assert_eq!(ui.model.screens.form.as_ref().unwrap().key, Some("model.num_layers"));
     assert!(ui.model.input.is_none());
     click(&mut ui, "model.num_layers");
     assert_eq!(ui.model.input.as_ref().unwrap().text, "model.num_layers=2");
     ui.press("Esc");
     click(&mut ui, "On this machine");
-    assert_eq!(ui.model.form.as_ref().unwrap().focus, FormPanel::Target);
+    assert_eq!(ui.model.screens.form.as_ref().unwrap().focus, FormPanel::Target);
     click(&mut ui, "2 ranks, the mesh");
     assert_eq!(ui.model.input.as_ref().map(|input| input.purpose), Some(Purpose::Ranks));
     ui.press("Esc");
     click(&mut ui, "mesh     dp_replicate");
-    let form = ui.model.form.as_ref().unwrap();
+    let form = ui.model.screens.form.as_ref().unwrap();
     assert_eq!((form.focus, form.check.clone()), (FormPanel::Checks, Some(("mesh".to_owned(), None))));
     assert!(click(&mut ui, "Enter start").is_empty());
-    assert!(!ui.model.form.as_ref().unwrap().is_armed && ui.model.notice.is_some());
+    assert!(!ui.model.screens.form.as_ref().unwrap().is_armed && ui.model.notice.is_some());
     assert!(matches!(ui.press("Enter")[..], [Effect::Job { request: Request::LaunchDraft { .. }, .. }]));
 }
 
 #[test]
 fn a_second_click_on_a_node_of_the_launch_form_leaves_it_out() {
     let mut ui = with_nodes();
-    let excluded = |ui: &Ui| match &ui.model.form.as_ref().unwrap().draft.target {
+    let excluded = |ui: &Ui| match &ui.model.screens.form.as_ref().unwrap().draft.target {
         LaunchTarget::Hostfile { exclude, .. } => exclude.clone(),
         other => panic!("{other:?}"),
     };
     click(&mut ui, "gpu02");
-    assert_eq!((ui.model.form.as_ref().unwrap().node, excluded(&ui)), (1, None));
+    assert_eq!((ui.model.screens.form.as_ref().unwrap().node, excluded(&ui)), (1, None));
     click(&mut ui, "gpu02");
     assert_eq!(excluded(&ui).as_deref(), Some("gpu02"));
 }
@@ -236,13 +237,13 @@ fn a_check_of_the_launch_form_is_waived_by_its_key_only() {
     for _ in 0..3 {
         click(&mut ui, "clock");
     }
-    let form = ui.model.form.as_ref().unwrap();
+    let form = ui.model.screens.form.as_ref().unwrap();
     assert_eq!(form.check.as_ref().map(|(name, _)| name.as_str()), Some("clock"));
     assert!(form.draft.waived.is_empty());
     assert!(click(&mut ui, "w waive").is_empty());
-    assert!(ui.model.form.as_ref().unwrap().draft.waived.is_empty() && ui.model.notice.is_some());
+    assert!(ui.model.screens.form.as_ref().unwrap().draft.waived.is_empty() && ui.model.notice.is_some());
     ui.press("w");
-    assert_eq!(ui.model.form.as_ref().unwrap().draft.waived, ["clock"]);
+    assert_eq!(ui.model.screens.form.as_ref().unwrap().draft.waived, ["clock"]);
 }
 
 #[test]
@@ -261,17 +262,17 @@ fn the_wheel_scrolls_the_panel_of_the_launch_form_under_the_pointer() {
     let mut ui = with_plan();
     ui.resize(160, 48);
     mouse(&mut ui, MouseKind::WheelDown, 20, 8);
-    let form = ui.model.form.as_ref().unwrap();
+    let form = ui.model.screens.form.as_ref().unwrap();
     assert_eq!((form.focus, form.key_position()), (FormPanel::Settings, 3));
     mouse(&mut ui, MouseKind::WheelDown, 120, 40);
-    assert_eq!(ui.model.form.as_ref().unwrap().focus, FormPanel::Plan);
+    assert_eq!(ui.model.screens.form.as_ref().unwrap().focus, FormPanel::Plan);
 }
 
 #[test]
 fn a_click_selects_a_field_of_a_conversion_and_a_second_one_edits_it() {
     let mut ui = Ui::on_convert(convert_preview());
     assert!(click(&mut ui, "layers").is_empty());
-    assert_eq!(ui.model.convert.field, 3);
+    assert_eq!(ui.model.screens.convert.field, 3);
     assert!(
         matches!(click(&mut ui, "layers")[..], [Effect::Job { request: Request::PlanConvert { .. }, .. }]),
         "the next option"
@@ -286,16 +287,16 @@ fn a_click_selects_a_field_of_a_conversion_and_a_second_one_edits_it() {
 fn the_wheel_scrolls_the_preview_of_a_conversion() {
     let mut ui = Ui::on_convert(convert_preview());
     mouse(&mut ui, MouseKind::WheelDown, 10, 15);
-    assert_eq!((ui.model.convert.scroll, ui.model.convert.field), (3, 0));
+    assert_eq!((ui.model.screens.convert.scroll, ui.model.screens.convert.field), (3, 0));
     mouse(&mut ui, MouseKind::WheelUp, 10, 15);
-    assert_eq!(ui.model.convert.scroll, 0);
+    assert_eq!(ui.model.screens.convert.scroll, 0);
     mouse(&mut ui, MouseKind::WheelDown, 10, 4);
-    assert_eq!((ui.model.convert.scroll, ui.model.convert.field), (0, 3));
+    assert_eq!((ui.model.screens.convert.scroll, ui.model.screens.convert.field), (0, 3));
 }
 
 /// The step and the prompt of the selected sample.
 fn sample_of(ui: &Ui) -> (u64, usize) {
-    let sample = ui.model.run.as_ref().unwrap().samples.selected().unwrap();
+    let sample = ui.model.screens.run.as_ref().unwrap().samples.selected().unwrap();
     (sample.step, sample.index)
 }
 
@@ -313,7 +314,7 @@ fn clicks_choose_the_step_the_prompt_and_the_video_of_a_sample() {
     assert_eq!(sample_of(&ui), (20, 0));
     // A click on the selected video pauses it.
     mouse(&mut ui, MouseKind::Press, 40, 12);
-    assert!(ui.model.run.as_ref().unwrap().samples.paused);
+    assert!(ui.model.screens.run.as_ref().unwrap().samples.paused);
 }
 
 #[test]
@@ -332,7 +333,7 @@ fn a_drag_over_a_video_shows_the_frame_at_the_pointer_and_one_over_the_steps_sel
     let mut ui = on_samples();
     super::samples::answer(&mut ui);
     let shown = |ui: &Ui| {
-        let samples = &ui.model.run.as_ref().unwrap().samples;
+        let samples = &ui.model.screens.run.as_ref().unwrap().samples;
         (samples.paused, samples.frame)
     };
     mouse(&mut ui, MouseKind::Press, 40, 10);
@@ -360,22 +361,22 @@ fn a_click_in_the_history_of_a_node_shows_the_values_of_that_time() {
     let newest = power(&ui);
     let row = ui.screen().lines().position(|line| line.contains("Mean GPU power")).unwrap() as u16 + 1;
     mouse(&mut ui, MouseKind::Press, 100, row);
-    let cursor = ui.model.nodes.cursor.unwrap();
+    let cursor = ui.model.screens.nodes.cursor.unwrap();
     assert!((ui.model.now - 400.0..ui.model.now - 100.0).contains(&cursor), "{cursor}");
     assert!(ui.screen().contains("cursor "), "{}", ui.screen());
     assert_ne!(power(&ui), newest);
     mouse(&mut ui, MouseKind::Drag, 60, row);
-    assert!(ui.model.nodes.cursor.unwrap() < cursor);
+    assert!(ui.model.screens.nodes.cursor.unwrap() < cursor);
     mouse(&mut ui, MouseKind::Press, 158, row);
-    assert_eq!((ui.model.nodes.cursor, power(&ui)), (None, newest), "the last column shows the newest values");
+    assert_eq!((ui.model.screens.nodes.cursor, power(&ui)), (None, newest), "the last column shows the newest values");
     mouse(&mut ui, MouseKind::WheelDown, 100, row);
-    assert_eq!(ui.model.nodes.window, HistoryWindow::Hour);
+    assert_eq!(ui.model.screens.nodes.window, HistoryWindow::Hour);
     mouse(&mut ui, MouseKind::WheelUp, 100, row);
-    assert_eq!(ui.model.nodes.window, HistoryWindow::TenMinutes);
+    assert_eq!(ui.model.screens.nodes.window, HistoryWindow::TenMinutes);
     ui.press("Left Left");
-    assert_eq!(ui.model.nodes.cursor, Some(ui.model.now - 20.0));
+    assert_eq!(ui.model.screens.nodes.cursor, Some(ui.model.now - 20.0));
     ui.press("Enter Right Right");
-    assert_eq!((ui.model.screen, ui.model.nodes.cursor), (Screen::Node, None));
+    assert_eq!((ui.model.screen, ui.model.screens.nodes.cursor), (Screen::Node, None));
 }
 
 #[test]
@@ -388,12 +389,12 @@ fn a_click_in_the_history_of_a_gpu_shows_the_values_of_that_time() {
     let newest = meters(&ui);
     let row = ui.screen().lines().position(is_meter).unwrap() as u16 + 1;
     mouse(&mut ui, MouseKind::Press, 20, row - 1);
-    assert_eq!(ui.model.nodes.cursor, None, "the meters have no time");
+    assert_eq!(ui.model.screens.nodes.cursor, None, "the meters have no time");
     mouse(&mut ui, MouseKind::Press, 20, row);
-    let cursor = ui.model.nodes.cursor.unwrap();
+    let cursor = ui.model.screens.nodes.cursor.unwrap();
     assert!(cursor < ui.model.now - 60.0, "{cursor}");
     assert!(ui.screen().contains("values of "), "{}", ui.screen());
     assert_ne!(meters(&ui), newest);
     ui.press("Right");
-    assert!(ui.model.nodes.cursor.unwrap() > cursor);
+    assert!(ui.model.screens.nodes.cursor.unwrap() > cursor);
 }

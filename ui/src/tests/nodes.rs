@@ -299,12 +299,12 @@ fn nvidia_smi_runs_only_while_its_output_is_shown() {
 fn nodes_are_sorted_by_value_and_filtered_by_name_or_fault() {
     let mut ui = mixed();
     let order = |ui: &Ui| -> Vec<String> {
-        ui.model.nodes.order.iter().map(|at| ui.model.fleet.nodes()[*at].node.id.to_string()).collect()
+        ui.model.screens.nodes.order.iter().map(|at| ui.model.fleet.nodes()[*at].node.id.to_string()).collect()
     };
     assert_eq!(order(&ui)[..4], ["gpu005", "gpu002", "gpu003", "gpu004"], "faults, then the outlier");
     assert_eq!(order(&ui)[4..], ["gpu001", "cpu006", "gpu007", "gpu008"], "then as listed");
     ui.press("o");
-    assert_eq!((ui.model.nodes.sort, order(&ui)[0].as_str()), (Sort::Listed, "gpu001"));
+    assert_eq!((ui.model.screens.nodes.sort, order(&ui)[0].as_str()), (Sort::Listed, "gpu001"));
     ui.press("o");
     assert_eq!(order(&ui)[..2], ["gpu001", "gpu003"], "most power first");
     ui.press("O");
@@ -355,9 +355,9 @@ fn samples_of_nodes_are_drawn_with_the_next_tick() {
 fn the_next_node_follows_the_order_of_the_list() {
     let mut ui = mixed();
     ui.press("o Enter ]");
-    assert_eq!(ui.model.node.as_ref().unwrap().id, named("gpu002"));
+    assert_eq!(ui.model.screens.node.as_ref().unwrap().id, named("gpu002"));
     ui.press("[ [");
-    assert_eq!(ui.model.node.as_ref().unwrap().id, named("gpu001"));
+    assert_eq!(ui.model.screens.node.as_ref().unwrap().id, named("gpu001"));
 }
 
 #[test]
@@ -441,7 +441,7 @@ fn a_heat_map_shows_every_gpu_of_128_nodes() {
 #[test]
 fn one_key_cycles_the_heat_map() {
     let mut ui = many(12);
-    let shown = |ui: &Ui| ui.model.nodes.heat.map(|value| value.word());
+    let shown = |ui: &Ui| ui.model.screens.nodes.heat.map(|value| value.word());
     let mut words = Vec::new();
     for _ in 0..5 {
         ui.press("m");
@@ -534,7 +534,7 @@ fn two_keys_zoom_the_history_and_both_screens_share_it() {
     // The time window stays when another list of nodes is shown.
     ui.model.fleet.turn_to(FleetSource::Run(stage_1()));
     ui.press("3");
-    assert_eq!(ui.model.nodes.window, crate::fleet::HistoryWindow::Hour);
+    assert_eq!(ui.model.screens.nodes.window, crate::fleet::HistoryWindow::Hour);
 }
 
 #[test]
@@ -660,7 +660,7 @@ fn a_node_is_pictured_with_its_history() {
 fn an_outlier_of_a_few_samples_does_not_reorder_the_nodes() {
     let power = |power: u64| frame(1, &rows(power, ""), "");
     let mut ui = with(&[("a", vec![power(600)]), ("b", vec![power(600)]), ("c", vec![power(600)])]);
-    let first = |ui: &Ui| ui.model.fleet.nodes()[ui.model.nodes.order[0]].node.id.to_string();
+    let first = |ui: &Ui| ui.model.fleet.nodes()[ui.model.screens.nodes.order[0]].node.id.to_string();
     let mut now = NOW + 1.0;
     let mut hear = |ui: &mut Ui, watts: u64| {
         now += 2.0;
@@ -724,13 +724,13 @@ fn the_heat_map_shows_the_step_times_of_the_open_run_on_its_gpus() {
     }
     ui.send(Msg::Tick(NOW + 1.0));
     ui.press("m m m m m");
-    assert_eq!(ui.model.nodes.heat.map(|value| value.word()), Some("step time"));
+    assert_eq!(ui.model.screens.nodes.heat.map(|value| value.word()), Some("step time"));
     ui.resize(160, 48);
     let screen = ui.screen();
     assert!(screen.contains("step 84") && screen.contains("median 1.02 s") && screen.contains("1 outlier"), "{screen}");
     super::screens::picture("heat_map_of_step_times", Ui { model: ui.model.clone() });
     ui.press("m");
-    assert_eq!(ui.model.nodes.heat, None);
+    assert_eq!(ui.model.screens.nodes.heat, None);
 }
 
 #[test]
@@ -760,10 +760,10 @@ fn a_slow_rank_on_128_nodes_is_the_only_outlier_and_its_node_moves_to_the_top() 
         }
         ui.send(Msg::Tick(NOW + later));
     };
-    let first = |ui: &Ui| ui.model.fleet.nodes()[ui.model.nodes.order[0]].node.id.to_string();
+    let first = |ui: &Ui| ui.model.fleet.nodes()[ui.model.screens.nodes.order[0]].node.id.to_string();
     search(&mut ui, 3.0);
     ui.press("m m m m m");
-    assert_eq!(ui.model.nodes.heat, Some(crate::fleet::gpu_value::GpuValue::StepTime));
+    assert_eq!(ui.model.screens.nodes.heat, Some(crate::fleet::gpu_value::GpuValue::StepTime));
     ui.resize(160, 48);
     let screen = ui.screen();
     assert!(screen.contains("median 1.02 s") && screen.contains("1 outlier"), "{screen}");

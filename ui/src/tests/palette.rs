@@ -115,7 +115,7 @@ fn an_action_of_a_dialog_opens_the_dialog_and_waits_for_its_key() {
     ui.type_in("run on the selected target");
     ui.press("Enter");
     assert_eq!(crate::context(&ui.model), Context::TargetsDialog);
-    assert_eq!(ui.model.form.as_ref().unwrap().draft, super::launch_form::form_draft());
+    assert_eq!(ui.model.screens.form.as_ref().unwrap().draft, super::launch_form::form_draft());
 }
 
 #[test]
@@ -160,7 +160,7 @@ fn an_action_of_another_screen_goes_there_first() {
     ui.press("Esc 1 j :");
     ui.type_in("pick the metrics");
     ui.press("Enter");
-    assert!(ui.model.screen == Screen::Run && ui.model.run.as_ref().unwrap().id == stage_1());
+    assert!(ui.model.screen == Screen::Run && ui.model.screens.run.as_ref().unwrap().id == stage_1());
 }
 
 #[test]

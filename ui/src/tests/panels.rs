@@ -9,7 +9,7 @@ use rundir::Chart;
 use std::collections::BTreeMap;
 
 fn panels(ui: &Ui) -> Vec<Panel> {
-    run::content(&ui.model, ui.model.run.as_ref().unwrap()).panels()
+    run::content(&ui.model, ui.model.screens.run.as_ref().unwrap()).panels()
 }
 
 #[test]
@@ -21,7 +21,7 @@ fn a_panel_is_hidden_and_shown_again() {
     ui.press("Space j j j Space");
     let hidden = [Chart::LearningRate, Chart::Memory].map(Panel::Chart);
     assert!(hidden.iter().all(|panel| usual.contains(panel) && !panels(&ui).contains(panel)));
-    assert!(panels(&ui).contains(&ui.model.run.as_ref().unwrap().focus), "a hidden panel has no focus");
+    assert!(panels(&ui).contains(&ui.model.screens.run.as_ref().unwrap().focus), "a hidden panel has no focus");
     ui.press("Esc");
     insta::assert_snapshot!("run_with_picked_panels_80x24", ui.screen());
     ui.resize(160, 48);
@@ -132,7 +132,7 @@ fn a_series_of_an_imported_run_is_a_panel_and_is_exported_by_its_name() {
     for _ in 0..all.iter().position(|panel| *panel == Panel::Named(0)).unwrap() {
         ui.press("Tab");
     }
-    assert_eq!(ui.model.run.as_ref().unwrap().focus, Panel::Named(0));
+    assert_eq!(ui.model.screens.run.as_ref().unwrap().focus, Panel::Named(0));
     assert!(ui.screen().contains("val/psnr"), "{}", ui.screen());
     let effects = ui.press("e");
     let [Effect::Job { request: Request::Export { chart, to, .. }, .. }] = &effects[..] else { panic!("{effects:?}") };
@@ -186,11 +186,11 @@ fn the_recipe_is_one_key_away_and_begins_with_what_the_stage_changes() {
     ui.press("Tab d");
     super::screens::picture("run_recipe", Ui { model: ui.model.clone() });
     ui.press("PgDn Esc");
-    let run = ui.model.run.as_ref().unwrap();
+    let run = ui.model.screens.run.as_ref().unwrap();
     assert!(!run.enlarged && run.focus == Panel::Chart(Chart::LearningRate), "{:?}", run.focus);
     ui.press("R");
-    let run = ui.model.run.as_ref().unwrap();
+    let run = ui.model.screens.run.as_ref().unwrap();
     assert!(run.enlarged && run.focus == Panel::Ranks);
     ui.press("R");
-    assert!(!ui.model.run.as_ref().unwrap().enlarged);
+    assert!(!ui.model.screens.run.as_ref().unwrap().enlarged);
 }

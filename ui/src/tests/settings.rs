@@ -121,7 +121,7 @@ fn the_nodes_of_a_run_are_listed_again_in_the_same_order_as_a_heat_map() {
     let again = Ui::with_setup(|setup| setup.session = Some(session.clone()));
     assert_eq!((again.model.screen, again.model.session()), (Screen::Nodes, session.clone()));
     assert_eq!(again.model.fleet.of, FleetSource::Run(stage_1()));
-    let nodes = &again.model.nodes;
+    let nodes = &again.model.screens.nodes;
     assert_eq!((nodes.sort, nodes.reverse, nodes.window), (Sort::Power, true, HistoryWindow::Hour));
     assert_eq!(nodes.heat, Some(GpuValue::Utilization));
     let odd = Session {
@@ -131,7 +131,7 @@ fn the_nodes_of_a_run_are_listed_again_in_the_same_order_as_a_heat_map() {
         ..session
     };
     let again = Ui::with_setup(|setup| setup.session = Some(odd));
-    let nodes = &again.model.nodes;
+    let nodes = &again.model.screens.nodes;
     assert_eq!((nodes.sort, nodes.heat, nodes.window), (Sort::Faults, None, HistoryWindow::TenMinutes));
 }
 
@@ -144,9 +144,9 @@ fn the_zoom_of_a_run_and_the_filters_of_its_log_are_restored() {
     let session = ui.model.session();
     let again = Ui::with_setup(|setup| setup.session = Some(session.clone()));
     assert_eq!((again.model.screen, again.model.session()), (Screen::Logs, session.clone()));
-    let view = |ui: &Ui| ui.model.run.as_ref().unwrap().view;
+    let view = |ui: &Ui| ui.model.screens.run.as_ref().unwrap().view;
     assert!(view(&ui).span.is_some() && view(&again) == view(&ui), "{:?}", view(&again));
-    let logs = again.model.logs.as_ref().unwrap();
+    let logs = again.model.screens.logs.as_ref().unwrap();
     assert_eq!((logs.level, logs.only.to_string()), (Level::Warning, "1".to_owned()));
     assert_eq!(logs.search.as_ref().map(|search| search.text.as_str()), Some("step"));
     // Another run that is named at the start is not zoomed.
@@ -155,7 +155,7 @@ fn the_zoom_of_a_run_and_the_filters_of_its_log_are_restored() {
     let odd = Session { zoom: Some((f64::NAN, None)), log_ranks: "x".into(), ..session };
     let again = Ui::with_setup(|setup| setup.session = Some(odd));
     assert_eq!(view(&again).span, None);
-    assert!(again.model.logs.as_ref().unwrap().only.is_empty());
+    assert!(again.model.screens.logs.as_ref().unwrap().only.is_empty());
 }
 
 #[test]
@@ -184,7 +184,7 @@ fn a_run_that_is_named_at_the_start_replaces_the_last_screen() {
         setup.session = Some(Session { screen: Screen::Nodes, ..Session::default() });
         setup.open = Some(stage_2());
     });
-    assert_eq!((ui.model.screen, ui.model.run.as_ref().unwrap().id.clone()), (Screen::Run, stage_2()));
+    assert_eq!((ui.model.screen, ui.model.screens.run.as_ref().unwrap().id.clone()), (Screen::Run, stage_2()));
 }
 
 #[test]

@@ -169,7 +169,7 @@ fn a_stage_starts_from_the_newest_finished_run_of_the_stage_before() {
     let mut ui = Ui::with_runs(vec![unfinished, finished()]);
     ui.press("2 G");
     ui.press("Enter");
-    let draft = &ui.model.form.as_ref().unwrap().draft;
+    let draft = &ui.model.screens.form.as_ref().unwrap().draft;
     assert_eq!(draft.recipe, format!("{}:4s", curriculum_path()));
     assert_eq!(draft.init.as_deref(), Some(stage_1().as_str()));
 }
@@ -188,7 +188,7 @@ fn a_stage_without_weights_is_refused_and_names_the_stage_before_it() {
 fn new_run_selects_the_stage_after_the_finished_one() {
     let mut ui = Ui::with_runs(vec![finished()]);
     ui.press("n Enter");
-    assert!(ui.model.form.unwrap().draft.recipe.ends_with(":4s"));
+    assert!(ui.model.screens.form.unwrap().draft.recipe.ends_with(":4s"));
 }
 
 #[test]
@@ -219,7 +219,7 @@ fn leaving_the_run_screen_stops_its_stream_and_late_messages_are_ignored() {
     ui.press("Esc");
     assert!(!watches(&ui.model).contains(&Watch::Run(stage_1())));
     ui.send(Msg::Run { run: stage_2(), what: RunMsg::Metrics(vec![sample(1, 1)]) });
-    assert_eq!(ui.model.run.as_ref().unwrap().series.live().len(), 83);
+    assert_eq!(ui.model.screens.run.as_ref().unwrap().series.live().len(), 83);
 }
 
 #[test]
@@ -228,7 +228,7 @@ fn a_reopened_stream_replaces_earlier_data() {
     ui.run_msg(RunMsg::Opened);
     ui.run_msg(RunMsg::Metrics(vec![sample(1, 1), sample(1, 2)]));
     ui.run_msg(RunMsg::Events(vec![]));
-    let run = ui.model.run.as_ref().unwrap();
+    let run = ui.model.screens.run.as_ref().unwrap();
     assert_eq!((run.series.live().len(), run.events.len(), run.checkpoints.is_none()), (2, 0, true));
 }
 
@@ -277,7 +277,7 @@ fn pasted_text_triggers_no_keys() {
     assert!(ui.model.modal.is_none() && !ui.model.quitting());
     ui.press("/");
     ui.send(Msg::Paste("demo\n".into()));
-    assert_eq!(ui.model.runs_screen.filter, "demo");
+    assert_eq!(ui.model.screens.runs.filter, "demo");
 }
 
 #[test]
@@ -475,7 +475,7 @@ fn a_large_runs_screen_shows_the_curve_of_the_selected_run() {
     }
     insta::assert_snapshot!("runs_with_the_curve_of_the_selected_one_160x48", ui.screen());
     ui.press("Enter");
-    let run = ui.model.run.as_ref().unwrap();
+    let run = ui.model.screens.run.as_ref().unwrap();
     assert_eq!((run.series.live().len(), run.goodput.is_some()), (83, true), "the stream goes on");
     ui.press("Esc");
     assert!(screens::preview::loaded(&ui.model).is_some_and(|open| !open.series.live().is_empty()));
