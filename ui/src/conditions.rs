@@ -97,3 +97,19 @@ fn holds(model: &Model, action: Action, condition: Condition) -> bool {
         Condition::InputOverrides => input(|purpose| purpose == Purpose::Override),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixtures::{Ui, running};
+
+    #[test]
+    fn one_of_several_conditions_is_enough_for_any_and_not_for_all() {
+        const BOTH: &[Condition] = &[Condition::RunsMarked, Condition::RunAllows];
+        let mut ui = Ui::with_runs(vec![running(83)]);
+        assert!(!holds(&ui.model, Action::Resume, Condition::Any(BOTH)), "a running run cannot be resumed");
+        ui.press("Space");
+        assert!(holds(&ui.model, Action::Resume, Condition::Any(BOTH)), "the key now applies to the marked runs");
+        assert!(!holds(&ui.model, Action::Resume, Condition::All(BOTH)));
+    }
+}
