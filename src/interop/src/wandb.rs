@@ -1,16 +1,15 @@
 //! W&B's offline runs: `wandb/offline-run-<time>-<id>/run-<id>.wandb`, a log of `Record` messages in LevelDB's framing.
-//!
-//! Source of the field numbers: `wandb/proto/wandb_internal.proto`.
 
 mod blocks;
+mod record;
 mod write;
 
 pub use write::{NewRun, RunWriter};
 
-use crate::wire::{Fields, Value as Field};
 use crate::{Log, Point};
 use blocks::{Blocks, Next};
 use camino::{Utf8Path, Utf8PathBuf};
+use record::{ItemValue, Items, Metric, Record, Run};
 use rundir::{Error, open_regular};
 use serde_json::{Map, Value};
 use std::borrow::Cow;
@@ -105,7 +104,7 @@ fn read_into(log: &mut Log, history: &mut History, path: &Utf8Path) -> io::Resul
     let mut read = Reader::default();
     loop {
         match blocks.next()? {
-            Next::Record(record) => read.record(log, history, record),
+            Next::Record(record) => read.record(log, history, Record::read(record)),
             Next::End => return Ok(()),
             Next::Damaged { at, why } => {
                 log.warnings.push(format!("{path}: {why} at byte {at}; the records after it are not read"));
@@ -190,87 +189,66 @@ struct Reader {
 }
 
 impl Reader {
-    fn record(&mut self, log: &mut Log, history: &mut History, record: &[u8]) {
-        for (field, value) in Fields::new(record) {
-            match field {
-                2 => self.row(history, value.bytes()),
-                5 => config(log, value.bytes()),
-                12 => define(history, value.bytes()),
-                17 => self.run(log, value.bytes()),
-                _ => {}
-            }
+    fn record(&mut self, log: &mut Log, history: &mut History, record: Record) {
+        if let Some(row) = record.history {
+            self.row(history, row);
+        }
+        if let Some(settings) = record.config {
+            config(log, settings);
+        }
+        if let Some(metric) = record.metric {
+            define(history, metric);
+        }
+        if let Some(run) = record.run {
+            self.run(log, run);
         }
     }
 
-    fn run(&mut self, log: &mut Log, run: &[u8]) {
-        for (field, value) in Fields::new(run) {
-            match (field, value) {
-                (1, id) if log.name.is_none() => log.name = id.text().map(str::to_owned),
-                (4, value) => config(log, value.bytes()),
-                (8, name) => {
-                    log.name = name.text().filter(|name| !name.is_empty()).map(str::to_owned).or(log.name.take())
-                }
-                (17, start) => {
-                    let part = |number| Fields::new(start.bytes()).find(|(field, _)| *field == number);
-                    let [seconds, nanos] = [1, 2].map(|number| part(number).map_or(0, |(_, value)| value.int()));
-                    self.started_s = seconds as f64 + nanos as f64 / 1e9;
-                }
-                _ => {}
-            }
+    fn run(&mut self, log: &mut Log, run: Run) {
+        log.name = run.name.filter(|name| !name.is_empty()).or(log.name.take()).or(run.id);
+        if let Some(settings) = run.config {
+            config(log, settings);
+        }
+        if let Some(start) = run.started {
+            self.started_s = start.seconds() as f64 + f64::from(start.nanos()) / 1e9;
         }
     }
 
-    fn row(&mut self, history: &mut History, row: &[u8]) {
-        let items: Vec<Item> =
-            Fields::new(row).filter(|(field, _)| *field == 1).map(|(_, item)| Item::read(item.bytes())).collect();
-        let internal = |name: &str| items.iter().find(|item| item.key == name).and_then(|item| item.value.number());
-        let step = Fields::new(row).find(|(field, _)| *field == 2).map(|(_, step)| step.bytes());
+    fn row(&mut self, history: &mut History, row: record::History) {
+        let items: Vec<(String, Option<ItemValue>)> =
+            row.items.into_iter().map(|item| (item.joined_key(), item.value)).collect();
+        let internal =
+            |name: &str| items.iter().find(|(key, _)| key == name).and_then(|(_, value)| value.as_ref()?.number());
         // Protobuf omits a field whose value is zero.
-        let step =
-            step.map(|step| Fields::new(step).find(|(field, _)| *field == 1).map_or(0, |(_, num)| num.int() as i64));
-        let step = step.map(|step| u64::try_from(step).unwrap_or(0));
+        let step = row.step.map(|step| u64::try_from(step.number()).unwrap_or(0));
         let step = step.or_else(|| internal("_step").map(|step| step as u64)).unwrap_or(self.next_step);
         self.next_step = step.saturating_add(1);
         let t = internal("_timestamp").or_else(|| internal("_runtime").map(|s| self.started_s + s));
         let mut values = Vec::new();
         // Keys with an underscore are W&B's own.
-        for item in items.iter().filter(|item| !item.key.starts_with('_')) {
-            item.value.each(&item.key, &mut |key, value| values.push((history.key(key), value)));
+        for (key, value) in items.iter().filter(|(key, _)| !key.starts_with('_')) {
+            let Some(value) = value else { continue };
+            value.each(key, &mut |key, value| values.push((history.key(key), value)));
         }
         history.rows.push(Row { step, t: t.unwrap_or(self.started_s), values });
     }
 }
 
-/// Reads a `MetricRecord`: the name of a metric, or a pattern, and the metric over which it is drawn.
-fn define(history: &mut History, metric: &[u8]) {
-    let text = |number| Fields::new(metric).find(|(field, _)| *field == number).and_then(|(_, value)| value.text());
-    let Some(name) = text(1).or(text(2)) else { return };
-    let axis = text(4).unwrap_or_default();
+fn define(history: &mut History, metric: Metric) {
+    let Some(name) = metric.name.or(metric.glob) else { return };
+    let axis = metric.axis.unwrap_or_default();
     // A later definition of the same name adds to it or replaces it.
-    match history.axes.iter_mut().find(|(known, _)| known == name) {
-        Some((_, known)) if !axis.is_empty() => *known = axis.to_owned(),
+    match history.axes.iter_mut().find(|(known, _)| *known == name) {
+        Some((_, known)) if !axis.is_empty() => *known = axis,
         Some(_) => {}
-        None => history.axes.push((name.to_owned(), axis.to_owned())),
+        None => history.axes.push((name, axis)),
     }
-}
-
-/// One value of a step.
-struct Item {
-    key: String,
-    value: ItemValue,
-}
-
-/// A value.
-enum ItemValue {
-    /// wandb 0.31 and later writes numbers in typed fields.
-    Number(f64),
-    /// Other values, and all values of earlier versions.
-    Json(String),
 }
 
 impl ItemValue {
     fn number(&self) -> Option<f64> {
         match self {
+            Self::Int(number) => Some(*number as f64),
             Self::Number(number) => Some(*number),
             Self::Json(json) => number(json),
         }
@@ -304,31 +282,6 @@ fn each_nested(key: &str, fields: &Map<String, Value>, take: &mut impl FnMut(&st
             Value::String(text) => drop(not_finite(text).map(|number| take(&key, number))),
             _ => {}
         }
-    }
-}
-
-impl Item {
-    fn read(item: &[u8]) -> Self {
-        let (mut key, mut value) = (String::new(), ItemValue::Json(String::new()));
-        for (field, content) in Fields::new(item) {
-            match (field, content) {
-                (1, text) if key.is_empty() => key = text.text().unwrap_or_default().to_owned(),
-                (2, text) => {
-                    if !key.is_empty() {
-                        key.push('.');
-                    }
-                    key.push_str(text.text().unwrap_or_default());
-                }
-                // An `sint64` is zigzag-encoded.
-                (5, Field::Varint(zigzag)) => {
-                    value = ItemValue::Number(((zigzag >> 1) as i64 ^ -((zigzag & 1) as i64)) as f64);
-                }
-                (6, number) => value = number.float().map_or(value, ItemValue::Number),
-                (16, json) => value = ItemValue::Json(json.text().unwrap_or_default().to_owned()),
-                _ => {}
-            }
-        }
-        Self { key, value }
     }
 }
 
@@ -375,28 +328,27 @@ fn with_quoted_numbers(json: &str) -> Cow<'_, str> {
     quoted.into()
 }
 
-fn config(log: &mut Log, config: &[u8]) {
-    for (_, item) in Fields::new(config).filter(|(field, _)| *field == 1) {
-        let item = item.bytes();
-        let Item { key, .. } = Item::read(item);
-        let json = Fields::new(item).find(|(field, _)| *field == 16).and_then(|(_, json)| json.text());
-        if let Some(json) = json.filter(|_| !key.starts_with('_')) {
-            log.config.insert(key, json.to_owned());
+fn config(log: &mut Log, settings: Items) {
+    for item in settings.items {
+        let key = item.joined_key();
+        if let Some(ItemValue::Json(json)) = item.value.filter(|_| !key.starts_with('_')) {
+            log.config.insert(key, json);
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::record::{Item, Step};
     use super::*;
-    use crate::wire::Message;
+    use prost::Message;
 
     /// Reads records of one file: `define` and `row` make them.
-    fn log_of(records: &[Message]) -> Log {
+    fn log_of(records: &[Record]) -> Log {
         log_of_files(&[records])
     }
 
-    fn log_of_files(files: &[&[Message]]) -> Log {
+    fn log_of_files(files: &[&[Record]]) -> Log {
         let keep = tempfile::tempdir().unwrap();
         let paths = files.iter().enumerate().map(|(at, records)| {
             let path = Utf8PathBuf::try_from(keep.path().join(format!("run-{at}.wandb"))).unwrap();
@@ -404,7 +356,7 @@ mod tests {
             for record in *records {
                 let offset = bytes.len() as u64;
                 let mut part = Vec::new();
-                blocks::append(&mut part, offset, &record.0);
+                blocks::append(&mut part, offset, &record.encode_to_vec());
                 bytes.extend(part);
             }
             std::fs::write(&path, bytes).unwrap();
@@ -413,30 +365,19 @@ mod tests {
         read_files(&paths.collect::<Vec<_>>()).unwrap()
     }
 
-    fn define(name: &str, axis: &str) -> Message {
-        let mut record = Message::default();
-        record.message(12, |metric| {
-            metric.bytes(if name.contains('*') { 2 } else { 1 }, name.as_bytes());
-            if !axis.is_empty() {
-                metric.bytes(4, axis.as_bytes());
-            }
-        });
-        record
+    fn define(name: &str, axis: &str) -> Record {
+        let text = |text: &str, is_set: bool| is_set.then(|| text.to_owned());
+        let is_glob = name.contains('*');
+        let metric =
+            Metric { name: text(name, !is_glob), glob: text(name, is_glob), axis: text(axis, !axis.is_empty()) };
+        Record { metric: Some(metric), ..Record::default() }
     }
 
     /// A call of `log`, with values as JSON.
-    fn row(step: u64, values: &[(&str, &str)]) -> Message {
-        let mut record = Message::default();
-        record.message(2, |row| {
-            for (key, json) in values {
-                row.message(1, |item| {
-                    item.bytes(1, key.as_bytes());
-                    item.bytes(16, json.as_bytes());
-                });
-            }
-            row.message(2, |number| number.int(1, step));
-        });
-        record
+    fn row(step: i64, values: &[(&str, &str)]) -> Record {
+        let items = values.iter().map(|(key, json)| Item::setting(key, json)).collect();
+        let history = record::History { items, step: Some(Step { number: Some(step) }) };
+        Record { history: Some(history), ..Record::default() }
     }
 
     fn points(log: &Log, tag: &str) -> Vec<(u64, f64)> {

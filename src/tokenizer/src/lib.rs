@@ -5,8 +5,8 @@
 //! without special tokens, with a unigram model (`spiece.model`).
 
 mod charsmap;
+mod messages;
 mod normalizer;
-mod proto;
 mod special;
 mod unigram;
 

@@ -3,7 +3,7 @@
 
 use crate::Error;
 use crate::charsmap::Charsmap;
-use crate::proto::Fields;
+use crate::messages;
 
 /// The replacement of a space.
 const SPACE: &str = "\u{2581}";
@@ -21,33 +21,20 @@ pub struct Normalizer {
     pub user_defined: Vec<String>,
 }
 
-impl Default for Normalizer {
-    fn default() -> Self {
-        Self {
-            map: Charsmap::default(),
-            add_dummy_prefix: true,
-            remove_extra_whitespaces: true,
-            escape_whitespaces: true,
+impl Normalizer {
+    /// Returns the normalizer of a model, without its user-defined pieces.
+    ///
+    /// # Errors
+    /// The map of characters is malformed.
+    pub fn new(settings: &messages::Normalizer) -> Result<Self, Error> {
+        Ok(Self {
+            map: Charsmap::parse(settings.charsmap())?,
+            add_dummy_prefix: settings.add_dummy_prefix(),
+            remove_extra_whitespaces: settings.remove_extra_whitespaces(),
+            escape_whitespaces: settings.escape_whitespaces(),
             whitespace_as_suffix: false,
             user_defined: Vec::new(),
-        }
-    }
-}
-
-impl Normalizer {
-    /// Reads the settings from a message of the type `NormalizerSpec`.
-    pub fn read(&mut self, message: &[u8]) -> Result<(), Error> {
-        for field in Fields::of(message) {
-            let (number, value) = field?;
-            match number {
-                2 => self.map = Charsmap::parse(value.bytes()?)?,
-                3 => self.add_dummy_prefix = value.number()? != 0,
-                4 => self.remove_extra_whitespaces = value.number()? != 0,
-                5 => self.escape_whitespaces = value.number()? != 0,
-                _ => {}
-            }
-        }
-        Ok(())
+        })
     }
 
     /// Normalizes a text.

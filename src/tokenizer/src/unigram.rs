@@ -1,8 +1,9 @@
 //! Unigram models of SentencePiece: they cut a normalized text into its most probable sequence of pieces.
 
 use crate::Error;
+use crate::messages;
 use crate::normalizer::Normalizer;
-use crate::proto::Fields;
+use prost::Message;
 use std::collections::HashMap;
 
 /// The score of an unknown character is this much below the lowest score of a normal piece.
@@ -11,7 +12,7 @@ const UNKNOWN_PENALTY: f32 = 10.0;
 /// in SentencePiece.
 const USER_DEFINED_PENALTY: f64 = 0.1;
 /// The kinds of models by their numbers in the file.
-const KINDS: [(u64, &str); 4] = [(1, "unigram"), (2, "BPE"), (3, "word"), (4, "character")];
+const KINDS: [(i32, &str); 4] = [(1, "unigram"), (2, "BPE"), (3, "word"), (4, "character")];
 
 /// The type of a piece.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,6 +31,21 @@ struct Piece {
     text: String,
     score: f32,
     kind: Type,
+}
+
+impl Piece {
+    fn read(piece: messages::Piece) -> Result<Self, Error> {
+        let kind = match piece.kind() {
+            1 => Type::Normal,
+            2 => Type::Unknown,
+            3 => Type::Control,
+            4 => Type::UserDefined,
+            5 => Type::Unused,
+            6 => Type::Byte,
+            other => return Err(Error::Malformed(format!("a piece is of type {other}"))),
+        };
+        Ok(Self { score: piece.score(), text: piece.text.unwrap_or_default(), kind })
+    }
 }
 
 /// A SentencePiece unigram model.
@@ -62,35 +78,20 @@ impl SentencePiece {
     /// # Errors
     /// The file is not a SentencePiece model, or is of another kind than unigram.
     pub fn parse(file: &[u8]) -> Result<Self, Error> {
-        let (mut pieces, mut normalizer) = (Vec::new(), Normalizer::default());
-        let (mut kind, mut byte_fallback) = (1, false);
-        for field in Fields::of(file) {
-            let (number, value) = field?;
-            match number {
-                1 => pieces.push(piece(value.bytes()?)?),
-                2 => {
-                    for field in Fields::of(value.bytes()?) {
-                        let (number, value) = field?;
-                        match number {
-                            3 => kind = value.number()?,
-                            24 => normalizer.whitespace_as_suffix = value.number()? != 0,
-                            35 => byte_fallback = value.number()? != 0,
-                            _ => {}
-                        }
-                    }
-                }
-                3 => normalizer.read(value.bytes()?)?,
-                _ => {}
-            }
-        }
-        if pieces.is_empty() {
+        let model = messages::Model::decode(file).map_err(|e| Error::Malformed(e.to_string()))?;
+        if model.pieces.is_empty() {
             return Err(Error::Malformed("it has no pieces".into()));
         }
+        let trainer = model.trainer.unwrap_or_default();
+        let kind = trainer.kind();
         if kind != 1 {
             let name = KINDS.iter().find(|(number, _)| *number == kind).map_or("unknown", |(_, name)| name);
             return Err(Error::Kind(format!("it is a {name} model; only unigram models are supported")));
         }
-        Self::new(pieces, normalizer, byte_fallback)
+        let mut normalizer = Normalizer::new(&model.normalizer.unwrap_or_default())?;
+        normalizer.whitespace_as_suffix = trainer.whitespace_as_suffix();
+        let pieces = model.pieces.into_iter().map(Piece::read).collect::<Result<_, _>>()?;
+        Self::new(pieces, normalizer, trainer.byte_fallback())
     }
 
     fn new(pieces: Vec<Piece>, mut normalizer: Normalizer, byte_fallback: bool) -> Result<Self, Error> {
@@ -223,28 +224,4 @@ impl SentencePiece {
             _ => f64::from(piece.score),
         }
     }
-}
-
-fn piece(message: &[u8]) -> Result<Piece, Error> {
-    let mut piece = Piece { text: String::new(), score: 0.0, kind: Type::Normal };
-    for field in Fields::of(message) {
-        let (number, value) = field?;
-        match number {
-            1 => piece.text = value.text()?.to_owned(),
-            2 => piece.score = value.float()?,
-            3 => {
-                piece.kind = match value.number()? {
-                    1 => Type::Normal,
-                    2 => Type::Unknown,
-                    3 => Type::Control,
-                    4 => Type::UserDefined,
-                    5 => Type::Unused,
-                    6 => Type::Byte,
-                    other => return Err(Error::Malformed(format!("a piece is of type {other}"))),
-                };
-            }
-            _ => {}
-        }
-    }
-    Ok(piece)
 }

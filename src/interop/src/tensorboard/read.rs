@@ -1,6 +1,6 @@
 //! Reads the event files of a run.
 
-use super::event::{decode, scalars};
+use super::event::Event;
 use super::record::{Next, Records};
 use crate::{Log, Point};
 use camino::{Utf8Path, Utf8PathBuf};
@@ -56,7 +56,7 @@ fn read_into(log: &mut Log, path: &Utf8Path) -> io::Result<()> {
     let mut unread = 0;
     loop {
         let event = match records.next()? {
-            Next::Record(data) => decode(data),
+            Next::Record(data) => Event::read(data),
             Next::End => break,
             Next::WrongChecksum(at) => {
                 log.warnings
@@ -66,10 +66,10 @@ fn read_into(log: &mut Log, path: &Utf8Path) -> io::Result<()> {
         };
         // Charts begin at step 0, so a negative step counts as 0.
         let step = u64::try_from(event.step).unwrap_or(0);
-        if event.is_start {
+        if event.is_start() {
             log.restart_at(step);
         }
-        for scalar in scalars(event.summary) {
+        for scalar in event.scalars() {
             match scalar {
                 Some((tag, value)) => log.push(tag, Point { step, t: event.wall_time, value }),
                 None => unread += 1,

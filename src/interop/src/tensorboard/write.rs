@@ -1,8 +1,9 @@
 //! Writes an event file.
 
-use super::event::{Write, encode};
+use super::event::{Event, Value};
 use super::record;
 use camino::{Utf8Path, Utf8PathBuf};
+use prost::Message;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -36,7 +37,7 @@ impl EventWriter {
         let path = folder.join(format!("events.out.tfevents.{second:010}.{node}.{}.0", std::process::id()));
         let file = OpenOptions::new().write(true).create_new(true).open(&path)?;
         let mut writer = Self { path, file, len: 0, pending: Vec::new() };
-        writer.add(now_s, 0, Write::Version);
+        writer.add(now_s, 0, Event::version());
         Ok(writer)
     }
 
@@ -47,26 +48,28 @@ impl EventWriter {
 
     /// Adds numbers, each with its tag. TensorBoard stores them as `f32`.
     pub fn scalars(&mut self, t: f64, step: u64, scalars: &[(String, f64)]) {
-        self.add(t, step, Write::Scalars(scalars));
+        let values = scalars.iter().map(|(tag, number)| Value::number(tag, *number)).collect();
+        self.add(t, step, Event::of(values));
     }
 
     /// Adds a text in Markdown.
     pub fn text(&mut self, t: f64, step: u64, tag: &str, text: &str) {
-        self.add(t, step, Write::Text { tag, text });
+        self.add(t, step, Event::of(vec![Value::text(tag, text)]));
     }
 
-    /// Adds an image: the bytes of a PNG, JPEG or GIF file.
-    pub fn image(&mut self, t: f64, step: u64, tag: &str, (width, height): (u64, u64), file: &[u8]) {
-        self.add(t, step, Write::Image { tag, width, height, file });
+    /// Adds an image: its width and height, and the bytes of a PNG, JPEG or GIF file.
+    pub fn image(&mut self, t: f64, step: u64, tag: &str, size: (u64, u64), file: &[u8]) {
+        self.add(t, step, Event::of(vec![Value::image(tag, size, file)]));
     }
 
     /// Adds a restart: readers drop the earlier values from this step on, also those in earlier files of the folder.
     pub fn restart_at(&mut self, t: f64, step: u64) {
-        self.add(t, step, Write::Start);
+        self.add(t, step, Event::start());
     }
 
-    fn add(&mut self, t: f64, step: u64, write: Write<'_>) {
-        record::append(&mut self.pending, &encode(t, step, write));
+    fn add(&mut self, wall_time: f64, step: u64, event: Event) {
+        let event = Event { wall_time, step: step as i64, ..event };
+        record::append(&mut self.pending, &event.encode_to_vec());
     }
 
     /// Writes the pending events to the file.

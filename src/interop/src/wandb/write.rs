@@ -1,8 +1,9 @@
 //! Writes an offline run: the file that `wandb sync` uploads and `wandb leet` shows.
 
 use super::blocks;
-use crate::wire::Message;
+use super::record::{Exit, Header, History, Item, Items, Record, Run, Step, Timestamp, Version};
 use camino::{Utf8Path, Utf8PathBuf};
+use prost::Message;
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -66,13 +67,12 @@ impl RunWriter {
             started_s: run.started_s,
             summary: BTreeMap::new(),
         };
-        writer.record(21, |header| {
-            header.message(1, |version| {
-                version.bytes(1, concat!("vidtui ", env!("CARGO_PKG_VERSION")).as_bytes());
-                version.bytes(2, MIN_CONSUMER.as_bytes());
-            });
-        });
-        writer.record(17, |message| run.fill(message));
+        let version = Version {
+            producer: concat!("vidtui ", env!("CARGO_PKG_VERSION")).into(),
+            min_consumer: MIN_CONSUMER.into(),
+        };
+        writer.record(Record { header: Some(Header { version: Some(version) }), ..Record::default() });
+        writer.record(Record { run: Some(run.message()), ..Record::default() });
         Ok(writer)
     }
 
@@ -81,32 +81,24 @@ impl RunWriter {
         let own = [("_step", step as f64), ("_timestamp", t), ("_runtime", (t - self.started_s).max(0.0))];
         let own = own.into_iter().map(|(key, value)| (key.to_owned(), json(value)));
         let items: Vec<_> = values.iter().map(|(key, value)| (key.clone(), json(*value))).chain(own).collect();
-        self.record(2, |history| {
-            items.iter().for_each(|(key, value)| history.message(1, |message| item(message, key, value)));
-            history.message(2, |message| message.int(1, step));
-        });
+        let history = History { items: log_items(items.clone()), step: Some(Step { number: Some(step as i64) }) };
+        self.record(Record { history: Some(history), ..Record::default() });
         self.summary.extend(items);
     }
 
     /// Adds the summary (the newest value of each key) and the exit code of the run.
     pub fn end(&mut self, now_s: f64, exit_code: u8) {
-        let summary = std::mem::take(&mut self.summary);
-        self.record(3, |message| {
-            summary.iter().for_each(|(key, value)| message.message(1, |message| item(message, key, value)));
-        });
+        let summary = Items { items: log_items(std::mem::take(&mut self.summary)) };
+        self.record(Record { summary: Some(summary), ..Record::default() });
         let runtime_s = (now_s - self.started_s).max(0.0) as u64;
-        self.record(18, |message| {
-            message.int(1, exit_code.into());
-            message.int(2, runtime_s);
-        });
+        let exit = Exit { code: Some(exit_code.into()), runtime_s: Some(runtime_s) };
+        self.record(Record { exit: Some(exit), ..Record::default() });
     }
 
-    fn record(&mut self, field: u64, fill: impl FnOnce(&mut Message)) {
+    fn record(&mut self, record: Record) {
         self.number += 1;
-        let mut record = Message::default();
-        record.int(1, self.number);
-        record.message(field, fill);
-        blocks::append(&mut self.pending, self.len, &record.0);
+        let record = Record { number: self.number, ..record };
+        blocks::append(&mut self.pending, self.len, &record.encode_to_vec());
     }
 
     /// Writes the pending records to the file.
@@ -122,34 +114,26 @@ impl RunWriter {
 }
 
 impl NewRun<'_> {
-    fn fill(&self, message: &mut Message) {
-        message.bytes(1, self.id.as_bytes());
-        message.bytes(3, self.project.as_bytes());
-        message.message(4, |config| {
-            self.config.iter().for_each(|(key, value)| {
-                config.message(1, |message| {
-                    message.bytes(1, key.as_bytes());
-                    message.bytes(16, value.as_bytes());
-                });
-            });
-        });
-        message.bytes(8, self.name.as_bytes());
-        message.bytes(13, self.node.as_bytes());
-        message.message(17, |start| {
-            start.int(1, self.started_s as u64);
-            start.int(2, (self.started_s.fract() * 1e9) as u64);
-        });
-        // Without this field, an upload replaces what an earlier file has uploaded.
-        if self.is_resumed {
-            message.int(24, 1);
+    fn message(&self) -> Run {
+        Run {
+            id: Some(self.id.into()),
+            project: Some(self.project.into()),
+            config: Some(Items { items: self.config.iter().map(|(key, json)| Item::setting(key, json)).collect() }),
+            name: Some(self.name.into()),
+            host: Some(self.node.into()),
+            started: Some(Timestamp {
+                seconds: Some(self.started_s as i64),
+                nanos: Some((self.started_s.fract() * 1e9) as i32),
+            }),
+            // Without this field, an upload replaces what an earlier file has uploaded.
+            is_resumed: self.is_resumed,
         }
     }
 }
 
-/// Fills an item of a history or a summary. The key is one part, so that W&B does not divide it at its dots.
-fn item(message: &mut Message, key: &str, json: &str) {
-    message.bytes(2, key.as_bytes());
-    message.bytes(16, json.as_bytes());
+/// Returns the items of a history or a summary.
+fn log_items(values: impl IntoIterator<Item = (String, String)>) -> Vec<Item> {
+    values.into_iter().map(|(key, json)| Item::of_log(key, json)).collect()
 }
 
 /// Returns a number as JSON, with the names that Python's `json` gives to numbers that are not finite.
