@@ -157,7 +157,7 @@ fn from_home(path: &Utf8Path) -> Utf8PathBuf {
 
 /// Returns the command line of the conversion.
 fn command(options: &ConvertOptions) -> String {
-    let quoted = |path: &Utf8Path| shell_words::quote(path.as_str()).into_owned();
+    let quoted = |path: &Utf8Path| plan::quote(path.as_str());
     let mut words = vec!["vidtui convert".to_owned(), quoted(&options.source), quoted(&options.target)];
     words.push(format!("--to {}", options.to.word()));
     words.extend(options.layer.map(|layer| {

@@ -116,7 +116,7 @@ fn row(document: &QueueEntryDocument<'_>) -> Vec<String> {
         document.id.to_string(),
         format!("{}{after}", document.state),
         document.run.map_or(String::new(), ToString::to_string),
-        shell_words::join(document.launch),
+        plan::command_line(document.launch),
     ]
 }
 

@@ -108,7 +108,7 @@ impl Workspace {
     /// # Errors
     /// When its run cannot be started.
     pub fn turn(&self, entry: &QueueEntry, entries: &[QueueEntry]) -> Result<Turn, Failure> {
-        let line = shell_words::join(&entry.launch);
+        let line = plan::command_line(&entry.launch);
         let args: LaunchArgs = typed::typed(&line, "launch", "RECIPE").map_err(CommandError::into_failure)?;
         let StageArgs { recipe: word, fit, how, init } = &args.stage;
         let previous = match entry.after.and_then(|id| entries.iter().find(|other| other.id == id)) {
