@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use cluster::NodeId;
 use rundir::Cause;
 use rundir::ErrorCode;
+use rundir::RunDir;
 
 use crate::operator_faults;
 use crate::site::{FAST, SMALL, TestSite, assert_down_soon, losses};
@@ -131,7 +132,12 @@ fn a_gpu_that_fails_on_one_node_is_the_cause_on_all_nodes_and_healing_leaves_the
 #[test]
 fn a_rank_that_stops_answering_is_named_with_its_node() {
     let Some(site) = TestSite::new() else { return };
-    let run = site.launch(&format!("{NODES} --set train.collective_timeout_s=25"), 1000);
+    // Without checkpoints: while ranks save, the limit of a collective is half an hour.
+    let words = format!(
+        "launch configs/demo/2s.toml {NODES} {SMALL} --set mesh.dp_shard=4 --set train.steps=1000 --set checkpoint.interval=0 \
+         --set train.collective_timeout_s=25 --set env.variables.TRAIN_PACE_S=0.5"
+    );
+    let run = RunDir::new(site.runs.join(site.does(&words)));
     site.until_step(&run, 1, 2);
     let stopped = site.rig.command_on("node03", "pkill").args(["-STOP", "-f", "vidtui-train rank"]).status().unwrap();
     assert!(stopped.success());
