@@ -1,6 +1,10 @@
 //! `cargo xtask licences`: checks that the licence of every dependency allows this project to ship it.
+//!
+//! cargo-deny also does this, but CI would have to compile it, which takes minutes. Its parser of licence expressions is used here.
 
 use std::collections::BTreeSet;
+
+use spdx::{Expression, ParseMode};
 
 use crate::failure::{Failure, Result};
 use crate::process::{cargo, output};
@@ -56,59 +60,11 @@ fn package(line: &str) -> Option<(&str, &str)> {
     Some((name.trim(), licence.trim().trim_end_matches("(*)").trim()))
 }
 
-/// Returns whether an SPDX expression can be met with allowed licences alone. `/` is how old crates write `OR`.
+/// Returns whether an SPDX expression can be met with allowed licences alone. crates.io also has expressions that are not quite valid, such
+/// as `MIT/Apache-2.0`.
 fn is_allowed(expression: &str) -> bool {
-    let spaced = expression.replace('(', " ( ").replace(')', " ) ").replace('/', " OR ");
-    let words: Vec<&str> = spaced.split_whitespace().collect();
-    let mut rest = &words[..];
-    any(&mut rest) && rest.is_empty()
-}
-
-/// Reads `all OR all…`.
-fn any(words: &mut &[&str]) -> bool {
-    let mut allowed = all(words);
-    while let Some(("OR", rest)) = words.split_first().map(|(word, rest)| (*word, rest)) {
-        *words = rest;
-        // Read both sides, even if the first side already decides.
-        allowed |= all(words);
-    }
-    allowed
-}
-
-/// Reads `one AND one…`.
-fn all(words: &mut &[&str]) -> bool {
-    let mut allowed = one(words);
-    while let Some(("AND", rest)) = words.split_first().map(|(word, rest)| (*word, rest)) {
-        *words = rest;
-        allowed &= one(words);
-    }
-    allowed
-}
-
-/// Reads a licence, with its exception, or an expression in parentheses.
-fn one(words: &mut &[&str]) -> bool {
-    match **words {
-        ["(", ref rest @ ..] => {
-            *words = rest;
-            let allowed = any(words);
-            match words.split_first() {
-                Some((&")", rest)) => {
-                    *words = rest;
-                    allowed
-                }
-                _ => false,
-            }
-        }
-        [name, "WITH", exception, ref rest @ ..] => {
-            *words = rest;
-            ALLOWED.contains(&format!("{name} WITH {exception}").as_str())
-        }
-        [name, ref rest @ ..] => {
-            *words = rest;
-            ALLOWED.contains(&name)
-        }
-        [] => false,
-    }
+    let expression = Expression::parse_mode(expression, ParseMode::LAX);
+    expression.is_ok_and(|it| it.evaluate(|licence| ALLOWED.contains(&licence.to_string().as_str())))
 }
 
 #[cfg(test)]
