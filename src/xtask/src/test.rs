@@ -25,6 +25,9 @@ pub const NEEDS: &[&[Need]] = &[system::OPENSSL, system::DECODER, system::CLOCK]
 /// The profile of the tests.
 pub const PROFILE: &str = "tests";
 
+/// If more tests fail, none is run again: so many do not fail by accident, and the second runs are one after the other.
+const MOST_RETRIED: u64 = 10;
+
 /// Runs the command: `test [FILTER]…`.
 pub fn run(args: &[String]) -> Result<()> {
     if let Some(flag) = args.iter().find(|arg| arg.starts_with('-')) {
@@ -69,7 +72,7 @@ fn logs() -> Utf8PathBuf {
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Retry {
     Never,
-    /// Once, one after the other, when all other jobs have ended and the machine is idle.
+    /// Once, one after the other, when all other jobs have ended and the machine is idle. Not if more than [`MOST_RETRIED`] tests failed.
     Once,
 }
 
@@ -81,7 +84,10 @@ fn run_jobs(jobs: Vec<Job>, logs: &Utf8Path, retry: Retry) -> Result<Report> {
         println!("{line}");
         failed.extend(failure);
     })?;
-    if retry == Retry::Once {
+    let count = report.counts.failed;
+    if retry == Retry::Once && count > MOST_RETRIED {
+        println!("{count} tests failed, which are too many to run again: at most {MOST_RETRIED}");
+    } else if retry == Retry::Once {
         for first in failed {
             let (job, first) = first.again();
             schedule::run(vec![job], 1, logs, |ended| println!("{}", report.add_second(&first, &ended)))?;
@@ -191,6 +197,22 @@ mod tests {
     fn without_retries_a_test_that_fails_once_fails() {
         let report = ran(|folder| vec![job("xtask/scan a", &passes_at_the_second_try(folder))], Retry::Never);
         assert_eq!(counts(&report), [0, 1, 0, 0]);
+    }
+
+    #[test]
+    fn up_to_10_failed_tests_run_again_and_of_more_tests_none() {
+        let jobs = |count: usize| {
+            move |folder: &Utf8Path| {
+                let job = |name: usize| {
+                    let folder = folder.join(name.to_string());
+                    fs::create_dir(&folder).unwrap();
+                    job(&format!("rig {name}"), &passes_at_the_second_try(&folder))
+                };
+                (0..count).map(job).collect()
+            }
+        };
+        assert_eq!(counts(&ran(jobs(10), Retry::Once)), [10, 0, 0, 10]);
+        assert_eq!(counts(&ran(jobs(11), Retry::Once)), [0, 11, 0, 0]);
     }
 
     #[test]
