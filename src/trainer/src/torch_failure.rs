@@ -76,6 +76,12 @@ fn cure(code: i32) -> &'static str {
     }
 }
 
+/// Returns whether this rank cannot go on after a failure: a connection, the device or an operator failed, so that other ranks may wait in
+/// a collective that this rank did not start. After other failures, such as a full disk, all ranks go on together.
+pub fn ends_rank(failure: &Failure) -> bool {
+    failure.is_consequence() || matches!(failure.code, ErrorCode::DeviceFailed | ErrorCode::Internal)
+}
+
 /// Adds the error of this rank's GPU to a failure, if the GPU has one.
 ///
 /// After an error, every call of CUDA in the process returns the same error. Some calls return it without its kind: NCCL, cuDNN, and
@@ -112,6 +118,7 @@ mod tests {
             let failure = of(kind);
             assert_eq!((failure.code, &failure.cause), (code, &Cause::Root), "{failure}");
             assert!(failure.why.contains("words of libtorch"), "{failure}");
+            assert_eq!(ends_rank(&failure), code != ErrorCode::OutOfMemory);
         }
         for kind in [ErrorKind::Peer, ErrorKind::Nccl] {
             assert_eq!((of(kind).code, of(kind).cause), (ErrorCode::PeerLost, Cause::Peer(None)));

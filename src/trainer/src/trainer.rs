@@ -21,7 +21,7 @@ use crate::requests::{SaveStopRequests, StopSources};
 use crate::sample::{LEVELS, TrainingSamples};
 use crate::signals::Signals;
 use crate::step::{Outcome, Step};
-use crate::torch_failure::failed;
+use crate::torch_failure::{ends_rank, failed};
 use dataset::order::StepPlan;
 use dit::family::Family;
 use dit::network::Network;
@@ -533,7 +533,7 @@ impl<F: Family, O: Objective> Trainer<F, O> {
                 }
                 Ok(())
             }
-            Err(failure) if failure.is_consequence() => Err(failure),
+            Err(failure) if ends_rank(&failure) => Err(failure),
             Err(failure) => {
                 self.event(EventKind::SampleFailed { failure });
                 Ok(())

@@ -105,7 +105,7 @@ impl<I: Send + 'static, T: Send + 'static> Pool<I, T> {
                         let began = Instant::now();
                         let result = catch_unwind(AssertUnwindSafe(|| work(&programs, &item))).unwrap_or_else(|_| {
                             let fix = "see the message above, and report it";
-                            Err(Failure::new(ErrorCode::Internal, "cannot decode a clip", "the decoder panicked", fix))
+                            Err(Failure::new(ErrorCode::Malformed, "cannot decode a clip", "the decoder panicked", fix))
                         });
                         shared.hand_over(number, item, result, began.elapsed(), &programs.cancel);
                     }
@@ -306,6 +306,6 @@ mod tests {
         let work = |_: &Programs, &i: &usize| if i == 1 { panic!("a test's panic") } else { Ok(i) };
         let got: Vec<_> = Pool::start(&programs(), options(2, Order::AsGiven), 0..3, work).collect();
         assert_eq!(got.len(), 3);
-        assert_eq!(got[1].1.as_ref().unwrap_err().code, ErrorCode::Internal);
+        assert_eq!(got[1].1.as_ref().unwrap_err().code, ErrorCode::Malformed);
     }
 }

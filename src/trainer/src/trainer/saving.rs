@@ -37,7 +37,6 @@ impl<F: Family, O: Objective> Trainer<F, O> {
                 self.event(EventKind::Stopped { source, why: why.to_owned() });
                 Ok(true)
             }
-            Err(failure) if failure.is_consequence() => Err(failure),
             Err(failure) => {
                 self.continue_after(failure)?;
                 self.stop_retry = Some(Instant::now() + RETRY);
@@ -52,7 +51,7 @@ impl<F: Family, O: Objective> Trainer<F, O> {
         loop {
             let Err(failure) = self.save_now() else { return Ok(()) };
             // No room makes a file fit into the limit of its size.
-            if failure.is_consequence() || failure.code == ErrorCode::FileTooLarge {
+            if torch_failure::ends_rank(&failure) || failure.code == ErrorCode::FileTooLarge {
                 return Err(failure);
             }
             let failed = self.progress.failed_saves;
@@ -169,6 +168,9 @@ impl<F: Family, O: Objective> Trainer<F, O> {
 
     /// Returns the failure that ends training, if `checkpoint.max_failures` saves in a row failed.
     pub(super) fn continue_after(&mut self, failure: Failure) -> Result<(), Failure> {
+        if torch_failure::ends_rank(&failure) {
+            return Err(failure);
+        }
         let failed = self.progress.failed_saves;
         if !self.recipe.checkpoint.gives_up_after(failed) {
             return Ok(());
