@@ -31,7 +31,7 @@ section! {
         pub warmup: Warmup = Warmup::TttVideo => word::<Warmup>();
         /// learning rate that the warm-up begins from
         pub warmup_lr: f64 = 0.0 => NOT_NEGATIVE;
-        /// waves of a cosine schedule, half waves of cosine_with_restarts, as num_cycles in diffusers; 0: 0.5 waves, or 1 half wave
+        /// waves of a cosine schedule, or half waves of cosine_with_restarts (num_cycles in diffusers); 0: 0.5 waves, or 1 half wave
         pub cycles: f64 = 0.0 => NOT_NEGATIVE;
         /// exponent of a polynomial schedule
         pub power: f64 = 1.0 => POSITIVE;
@@ -54,8 +54,8 @@ section! {
         pub decay_gates: bool = false => BOOL;
         /// maximum norm of the gradient over all parameters; 0: no clipping
         pub clip_norm: f64 = 0.1 => NOT_NEGATIVE;
-        /// decaying: VideoX-Fun's rule; the maximum falls to clip_norm in clip_start_steps, then a norm of r > 5 times the maximum
-        /// divides it by r, at most 10
+        /// decaying: VideoX-Fun's rule; the maximum norm falls to clip_norm in clip_start_steps; after them, for a gradient whose norm is
+        /// r times the maximum, r > 5, the maximum is divided by r, at most by 10
         pub clip_rule: ClipRule = ClipRule::Constant => word::<ClipRule>();
         /// first maximum as a multiple of clip_norm, with clip_rule = "decaying"
         pub clip_start_ratio: f64 = 5.0 => POSITIVE;

@@ -42,7 +42,7 @@ section! {
         pub dynamic_guidance: DynamicGuidance = DynamicGuidance::Auto => word::<DynamicGuidance>();
         /// sampler; auto: vpsde (ttt-video-dit's) for models with TTT layers, ddim for sincos positions (CogVideoX-2B), dpm otherwise
         pub scheduler: SampleScheduler = SampleScheduler::Auto => word::<SampleScheduler>();
-        /// frames of a video, for prompts without --f: 8k or 8k + 1; 0: those that model.latent_frames decode to
+        /// frames of a video, for prompts without --f: a multiple of 8, or one more; 0: those that model.latent_frames decode to
         pub frames: usize = 0 => int(0, 100_001);
         /// rows of a video in pixels, for prompts without --h; 0: 8 x model.latent_height
         pub height: usize = 0 => int(0, 16_384);

@@ -44,7 +44,10 @@ impl GpuMemory {
             Self::NoGpus(why) => format!("no GPUs ({why})"),
             Self::Released => "GPU memory released".into(),
             Self::Hidden(others) => {
-                format!("GPU memory released, unless {} that nvidia-smi hides hold it", counted(*others, "process"))
+                format!(
+                    "GPU memory released, as far as nvidia-smi shows: it hides {} from this user",
+                    counted(*others, "process")
+                )
             }
             Self::Held(held) => {
                 let one = |(pid, mib): &(u32, Option<u64>)| {

@@ -94,9 +94,9 @@ impl Purpose {
             Self::Prompt => "TEXT --d SEED --s STEPS --g GUIDANCE",
             Self::Resume => "--set optimizer.lr=1e-5 --fresh-data --step STEP",
             Self::Override => "train.steps=100",
-            Self::LogRanks => "0-3,8; without any, all ranks",
+            Self::LogRanks => "0-3,8; empty: all ranks",
             Self::Ranks => "as many as the mesh has",
-            Self::Weights => "PATH or RUN; without any, the source in the stage, else random",
+            Self::Weights => "PATH or RUN; empty: the weights of the stage, or random ones",
             _ => "",
         }
     }

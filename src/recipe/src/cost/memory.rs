@@ -181,11 +181,11 @@ impl RankMemory {
             ("optimizer", self.optimizer),
             ("average", self.ema),
             ("batches", self.batches),
-            ("kept between blocks", in_backward(self.kept)),
+            ("saved activations", in_backward(self.kept)),
             ("gathered blocks", in_backward(self.gathered)),
             ("accumulated gradients", in_backward(self.accumulated)),
             ("states of TTT scans", in_backward(self.scan_states)),
-            ("workspace about", in_backward(self.workspace)),
+            ("workspace, estimated", in_backward(self.workspace)),
             ("update", if backward >= self.update { 0 } else { self.update }),
         ]
     }
@@ -410,9 +410,9 @@ mod tests {
     fn the_parts_of_the_peak_have_the_larger_of_backward_pass_and_update() {
         let memory = recipe(&["optimizer.kind=prodigy"]).cost().memory;
         let part = |memory: &RankMemory, name| memory.parts().iter().find(|part| part.0 == name).unwrap().1;
-        assert_eq!((part(&memory, "update"), part(&memory, "workspace about")), (0, memory.workspace));
+        assert_eq!((part(&memory, "update"), part(&memory, "workspace, estimated")), (0, memory.workspace));
         let update = RankMemory { update: memory.total(), ..memory };
-        assert_eq!((part(&update, "update"), part(&update, "workspace about")), (update.update, 0));
+        assert_eq!((part(&update, "update"), part(&update, "workspace, estimated")), (update.update, 0));
         assert_eq!(update.total(), update.state() + update.batches + update.update);
     }
 
