@@ -97,9 +97,9 @@ fn walk(folder: &Path, endings: &[&str], each: &mut dyn FnMut(&Path)) {
 const CIRCLES: [(&str, usize); 9] = [
     ("cluster", 2),
     ("dataset", 7),
-    ("recipe", 14),
+    ("recipe", 27),
     ("rundir", 5),
-    ("trainer", 16),
+    ("trainer", 17),
     ("video", 4),
     ("vidtui", 11),
     ("weights", 8),

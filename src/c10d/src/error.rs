@@ -55,6 +55,16 @@ impl Error {
         }
     }
 
+    /// Makes an error of waiting for another rank. A store in a file throws exceptions without a type of their own when its timeout passes.
+    pub(crate) fn of_peer(self) -> Self {
+        match self {
+            Self::Torch { doing, source } if source.kind == ErrorKind::Other => {
+                Self::Torch { doing, source: TorchError { kind: ErrorKind::Peer, ..source } }
+            }
+            other => other,
+        }
+    }
+
     /// Returns what failed.
     pub fn kind(&self) -> ErrorKind {
         match self {

@@ -109,6 +109,6 @@ mod tests {
     #[test]
     fn a_folder_that_does_not_exist_is_refused() {
         let error = Mapped::zeros(Path::new("/no/such/folder"), &[4], Kind::Float).unwrap_err();
-        assert!(matches!(error, Error::Torch { .. }), "{error}");
+        assert!(matches!(error, Error::File { .. }), "{error}");
     }
 }

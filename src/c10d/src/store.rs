@@ -117,7 +117,8 @@ impl Store {
         let mut bytes: *mut c_char = std::ptr::null_mut();
         let mut len = 0;
         // SAFETY: the key outlives the call; on success `bytes` is a buffer of `len` bytes that we free.
-        check(unsafe { ffi::vidtui_store_get(self.raw(), key_c.as_ptr(), &mut bytes, &mut len) }, doing)?;
+        check(unsafe { ffi::vidtui_store_get(self.raw(), key_c.as_ptr(), &mut bytes, &mut len) }, doing)
+            .map_err(Error::of_peer)?;
         // SAFETY: the shim wrote `len` initialised bytes at `bytes`.
         let value = unsafe { std::slice::from_raw_parts(bytes.cast::<u8>(), len) }.to_vec();
         // SAFETY: the buffer came from the shim's malloc and is not used again.

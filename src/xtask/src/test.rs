@@ -44,7 +44,7 @@ pub fn run_built(binaries: Vec<Binary>, filters: &[String]) -> Result<()> {
     let mut jobs = jobs::plan(binaries, filters)?;
     let mut history = History::read(logs().join("history.json"));
     history.order(&mut jobs);
-    let report = run_jobs(jobs, &logs(), Retry::Once)?;
+    let report = run_jobs(jobs, &logs(), Retry::Once, &print_line)?;
     // With filters, a binary runs only some of its tests, and its time says nothing about the next run.
     if filters.is_empty() {
         history.write(&report);
@@ -60,7 +60,7 @@ pub fn run_faults(binaries: &[Binary]) -> Result<()> {
         return Err(Failure::new("cannot break the CUDA kernels", "xtask/scan has no ignored test", fix));
     }
     // These tests wait for nothing: a retry could only hide a fault that is not always detected.
-    succeeded(&run_jobs(jobs, &logs(), Retry::Never)?)
+    succeeded(&run_jobs(jobs, &logs(), Retry::Never, &print_line)?)
 }
 
 /// Returns the folder of the tests' output.
@@ -76,24 +76,29 @@ enum Retry {
     Once,
 }
 
-fn run_jobs(jobs: Vec<Job>, logs: &Utf8Path, retry: Retry) -> Result<Report> {
+fn print_line(line: &str) {
+    println!("{line}");
+}
+
+/// Runs jobs. `print` receives the lines of the report.
+fn run_jobs(jobs: Vec<Job>, logs: &Utf8Path, retry: Retry, print: &dyn Fn(&str)) -> Result<Report> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let (mut report, mut failed, began) = (Report::default(), Vec::new(), Instant::now());
     schedule::run(jobs, cores, logs, |ended| {
         let (line, failure) = report.add(ended);
-        println!("{line}");
+        print(&line);
         failed.extend(failure);
     })?;
     let count = report.counts.failed;
     if retry == Retry::Once && count > MOST_RETRIED {
-        println!("{count} tests failed, which are too many to run again: at most {MOST_RETRIED}");
+        print(&format!("{count} tests failed, which are too many to run again: at most {MOST_RETRIED}"));
     } else if retry == Retry::Once {
         for first in failed {
             let (job, first) = first.again();
-            schedule::run(vec![job], 1, logs, |ended| println!("{}", report.add_second(&first, &ended)))?;
+            schedule::run(vec![job], 1, logs, |ended| print(&report.add_second(&first, &ended)))?;
         }
     }
-    println!("{}", report.end(began.elapsed()));
+    print(&report.end(began.elapsed()));
     Ok(report)
 }
 
@@ -157,7 +162,8 @@ mod tests {
     fn ran(make: impl Fn(&Utf8Path) -> Vec<Job>, retry: Retry) -> Report {
         let folder = tempfile::tempdir().unwrap();
         let folder = Utf8Path::from_path(folder.path()).unwrap();
-        run_jobs(make(folder), &folder.join("logs"), retry).unwrap()
+        // Not printed: the lines of these jobs would count as results of this binary.
+        run_jobs(make(folder), &folder.join("logs"), retry, &|_| ()).unwrap()
     }
 
     /// Returns the numbers of passed, failed, skipped and flaky tests.
