@@ -226,6 +226,25 @@ fn a_shown_recipe_loads_again() {
 }
 
 #[test]
+fn the_keys_of_recipes_are_found_by_words() {
+    let site = TestSite::new();
+    insta::assert_snapshot!("recipe_keys", site.succeeds(&["recipe", "keys", "moving", "average"]));
+    let must_be_set = ["train.steps", "encode.frames"].map(|key| site.succeeds(&["recipe", "keys", key]));
+    insta::assert_snapshot!("recipe_keys_that_must_be_set", must_be_set.join("\n"));
+    insta::assert_snapshot!("recipe_keys_unknown", site.fails(&["recipe", "keys", "optimizer.learning_rat"]));
+    let found = site.json(&["recipe", "keys", "train.steps", "--json"]);
+    let steps = &found["keys"][0];
+    assert_eq!(
+        (&steps["key"], &steps["type"], &steps["default"]),
+        (&"train.steps".into(), &"integer".into(), &().into())
+    );
+    assert_eq!((&steps["alternative"], &steps["needed_by"][0]), (&"train.epochs".into(), &"train".into()));
+    let all = site.json(&["recipe", "keys", "--json"]);
+    assert_eq!(all["keys"].as_array().unwrap().len(), recipe::SCHEMA.len());
+    assert_eq!(site.error(&["recipe", "keys", "mesh.tp", "optimizer.lr"]), (2, "unknown-name".into()));
+}
+
+#[test]
 fn check_reports_every_check_and_starts_nothing() {
     let site = TestSite::new();
     let document = site.json(&["check", "configs/small/short.toml", "--local", "2", "--json"]);
@@ -321,7 +340,7 @@ fn commands_print_plain_text_into_a_pipe_and_with_no_color_into_a_terminal() {
     let site = TestSite::new().with("FAKE_STEP_MS", "1");
     site.succeeds(&["launch", "configs/small:short", "--set", "train.steps=30", "--wait"]);
     let node = remote::this_node().unwrap().node;
-    let commands: [&[&str]; 18] = [
+    let commands: [&[&str]; 19] = [
         &["runs"],
         &["status", "latest"],
         &["status", "latest", "--oneline"],
@@ -334,6 +353,7 @@ fn commands_print_plain_text_into_a_pipe_and_with_no_color_into_a_terminal() {
         &["queue"],
         &["config"],
         &["recipe", "show", "configs/small/short.toml"],
+        &["recipe", "keys", "lr"],
         &["check", "configs/small:short"],
         &["launch", "configs/small:short", "--dry-run"],
         &["inspect", "data/short.latent.safetensors"],

@@ -39,6 +39,11 @@ impl JobKind {
         }
     }
 
+    /// Returns the name of the job: its task, or `command`.
+    pub fn name(self) -> &'static str {
+        self.task().map_or(TrainerKind::Command.name(), Task::name)
+    }
+
     /// Reads the job from the table of a recipe, without checks. A recipe without a task trains.
     pub fn of_table(recipe: &toml::Table) -> Self {
         let word = |key: &str| recipe.get(key).and_then(toml::Value::as_str);

@@ -87,7 +87,7 @@ pub use sample::{
     decoded_frames, latent_frames,
 };
 pub use schedule::{Anneal, ClipRule, LrSchedule, Warmup};
-pub use schema::{Bounds, Key, Kind, MOST_STEPS, SCHEMA};
+pub use schema::{Bounds, Key, Kind, MOST_STEPS, NoSuchKey, SCHEMA};
 pub use secrets::Secrets;
 pub use show::{default_settings, shown_settings};
 pub use slab::{ALIGNMENT, Place, Slab};

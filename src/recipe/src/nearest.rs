@@ -37,7 +37,7 @@ pub(crate) fn by_likeness<'a>(word: &str, names: impl IntoIterator<Item = &'a st
 ///
 /// Tries the right key in a wrong section, then a mistyped key, then a synonym: `learning_rate` for `lr`, `batch_size` for
 /// `global_batch`. Tries the given section before the others.
-fn nearest_key(path: &str) -> Option<&'static Key> {
+pub(crate) fn nearest_key(path: &str) -> Option<&'static Key> {
     let (section, name) = path.split_once('.').unwrap_or(("", path));
     let section = nearest(section, sections()).unwrap_or(section);
     let (here, elsewhere): (Vec<&'static Key>, Vec<&'static Key>) =
@@ -76,8 +76,8 @@ pub(crate) fn instead_of(path: &str) -> String {
     let section = path.split_once('.').map_or("", |(section, _)| section);
     let keys: Vec<_> = SCHEMA.iter().filter(|key| key.parts().0 == section).map(|key| key.parts().1).collect();
     match sections().contains(&section) {
-        true => format!("[{section}] takes {}", keys.join(", ")),
-        false => format!("the sections are {}", sections().join(", ")),
+        true => format!("[{section}] takes {}; `vidtui recipe keys {section}.` explains them", keys.join(", ")),
+        false => format!("the sections are {}; `vidtui recipe keys` lists their keys", sections().join(", ")),
     }
 }
 

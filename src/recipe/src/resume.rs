@@ -23,6 +23,18 @@ pub enum ResumeEffect {
 }
 
 impl ResumeEffect {
+    /// Returns the name of the effect in JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            ResumeEffect::None => "none",
+            ResumeEffect::Rounding => "rounding",
+            ResumeEffect::Training => "training",
+            ResumeEffect::Data => "data",
+            ResumeEffect::Refused(_) => "refused",
+            ResumeEffect::OtherRun => "other-run",
+        }
+    }
+
     /// Returns the effect in words, as plans show it.
     pub fn in_words(self) -> &'static str {
         match self {

@@ -22,7 +22,7 @@ pub fn shown_settings(recipe: &toml::Table) -> Vec<(&'static str, String)> {
 
 /// Returns the keys that have a default, with the default as text, in the order of [`SCHEMA`].
 pub fn default_settings() -> Vec<(&'static str, String)> {
-    SCHEMA.iter().filter_map(|key| Some((key.path, shown(&key.default_value()?)))).collect()
+    SCHEMA.iter().filter_map(|key| Some((key.path, key.default_text()?))).collect()
 }
 
 impl Resolved {

@@ -272,7 +272,8 @@ fn not_one_of(word: &str, choice: &[&str]) -> BadValue {
     BadValue { why: format!("there is no \"{word}\""), fix: fix.unwrap_or_else(|| format!("use one of {known}")) }
 }
 
-fn expected(kind: Kind) -> String {
+/// Returns the values of a kind in words.
+pub(crate) fn expected(kind: Kind) -> String {
     match kind {
         Kind::Name => "a name of up to 40 letters, digits and '-'".into(),
         Kind::Path => "a path in quotes".into(),

@@ -178,7 +178,7 @@ impl Args {
 pub enum Command {
     /// Lists the stages of a curriculum: state, changed keys, source of the weights
     Stages(StagesArgs),
-    /// Shows recipes
+    /// Shows recipes, and the keys that a recipe can have
     #[command(subcommand)]
     Recipe(RecipeCommand),
     /// Runs every check of a launch without starting anything
@@ -255,6 +255,7 @@ impl Command {
         match self {
             Self::Stages(args) => args.output.json,
             Self::Recipe(RecipeCommand::Show(args)) => args.output.json,
+            Self::Recipe(RecipeCommand::Keys(args)) => args.output.json,
             Self::Check(args) => args.output.json,
             Self::Launch(args) => args.then.output.json,
             Self::Sample(args) => args.output.json,

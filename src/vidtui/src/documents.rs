@@ -5,6 +5,7 @@ use crate::commands::alerts::state_word;
 use camino::{Utf8Path, Utf8PathBuf};
 use cluster::slurm::JobStatus;
 use health::Finding;
+use recipe::Key;
 use rundir::{AlertState, Attempt, CheckpointEntry, EncodeStages, Failure, ItemCounts, RunId, SamplingProgress};
 use runstate::{EncodeStageProgress, Epochs, Goodput, RunSummary};
 use serde::Serialize;
@@ -54,6 +55,49 @@ pub struct RunDocument {
     /// How the time of a training run was spent. Only in `status`.
     #[serde(skip_serializing_if = "Option::is_none")]
     goodput: Option<GoodputDocument>,
+}
+
+/// A key of recipes, in `recipe keys`.
+#[derive(Debug, Serialize)]
+pub struct KeyDocument {
+    key: &'static str,
+    meaning: &'static str,
+    /// The type in TOML.
+    r#type: &'static str,
+    /// The accepted values in words.
+    values: String,
+    /// The words that the value may be.
+    words: &'static [&'static str],
+    default: Option<serde_json::Value>,
+    /// The key that can be set instead of this one.
+    alternative: Option<&'static str>,
+    jobs: Vec<&'static str>,
+    /// The jobs whose recipes must set the key.
+    needed_by: Vec<&'static str>,
+    /// The effect of another value on a run that continues, as a word.
+    on_resume: &'static str,
+    /// The effect in words.
+    effect: &'static str,
+}
+
+impl KeyDocument {
+    /// Describes a key.
+    pub fn new(key: &Key) -> Self {
+        let needed = key.jobs.iter().filter(|job| key.is_needed(**job));
+        Self {
+            key: key.path,
+            meaning: key.doc,
+            r#type: key.kind.toml_type(),
+            values: key.kind.in_words(),
+            words: key.kind.words(),
+            default: key.default_value().map(|value| serde_json::json!(value)),
+            alternative: key.alternative,
+            jobs: key.jobs.iter().map(|job| job.name()).collect(),
+            needed_by: needed.map(|job| job.name()).collect(),
+            on_resume: key.on_resume.name(),
+            effect: key.on_resume.in_words(),
+        }
+    }
 }
 
 /// How the wall time of a training run, or of all runs of a curriculum, was spent.

@@ -34,6 +34,8 @@ pub enum JobCommand {
 pub enum RecipeCommand {
     /// Prints the complete recipe: every key with its value
     Show(RecipeShowArgs),
+    /// Lists the keys of recipes: meaning, values, default, the jobs that read it, and the effect of a change on a resume
+    Keys(RecipeKeysArgs),
 }
 
 /// `vidtui stages`.
@@ -56,6 +58,16 @@ pub struct RecipeShowArgs {
     /// Adds the source of each value: file and line, flag or default
     #[arg(long)]
     pub why: bool,
+    #[command(flatten)]
+    pub output: JsonArgs,
+}
+
+/// `vidtui recipe keys`.
+#[derive(Debug, Arguments)]
+pub struct RecipeKeysArgs {
+    /// Lists the keys whose name or meaning contains every WORD [default: all keys]
+    #[arg(value_name = "WORD")]
+    pub words: Vec<String>,
     #[command(flatten)]
     pub output: JsonArgs,
 }

@@ -29,6 +29,7 @@ mod nodes;
 mod profile;
 mod queue;
 mod recipe;
+mod recipe_keys;
 mod replay;
 mod report;
 mod runs;
@@ -68,6 +69,7 @@ pub fn run(args: &Args) -> Result<End, CommandError> {
     match command {
         Command::Stages(args) => stages::run(&workspace, args),
         Command::Recipe(RecipeCommand::Show(args)) => recipe::show(&workspace, args),
+        Command::Recipe(RecipeCommand::Keys(args)) => recipe_keys::run(args),
         Command::Check(args) => check::run(&workspace, args),
         Command::Launch(args) => launch::launch(&workspace, args),
         Command::Resume(args) => launch::resume(&workspace, args),
