@@ -226,6 +226,22 @@ fn a_shown_recipe_loads_again() {
 }
 
 #[test]
+fn the_recipe_of_a_run_is_shown_as_that_of_its_file() {
+    let site = TestSite::new().with("FAKE_STEP_MS", "1");
+    let run = site.succeeds(&["launch", "configs/small/short.toml", "--set", "train.steps=2", "--wait"]);
+    let run = run.trim();
+    let of_file = site.succeeds(&["recipe", "show", "configs/small/short.toml", "--set", "train.steps=2"]);
+    for name in [run, &run[run.len() - 6..], "latest"] {
+        assert_eq!(site.succeeds(&["recipe", "show", name]), of_file, "{name}");
+    }
+    let json = site.succeeds(&["recipe", "show", "latest", "--set", "train.steps=3", "--json"]);
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!((&json["train"]["steps"], &json["model"]["num_layers"]), (&3.into(), &1.into()));
+    insta::assert_snapshot!("recipe_of_a_run_why", site.fails(&["recipe", "show", "latest", "--why"]));
+    insta::assert_snapshot!("recipe_of_no_run", site.fails(&["recipe", "show", "nonesuch"]));
+}
+
+#[test]
 fn the_keys_of_recipes_are_found_by_words() {
     let site = TestSite::new();
     insta::assert_snapshot!("recipe_keys", site.succeeds(&["recipe", "keys", "moving", "average"]));

@@ -121,6 +121,9 @@ fn the_logs_in_a_folder_are_imported_once_and_a_broken_one_does_not_stop_the_oth
 fn the_recipe_of_an_imported_run_shows_the_settings_of_its_log() {
     let site = TestSite::new();
     site.succeeds(&["import", &format!("{FIXTURES}/offline-run"), "--name", "old"]);
+    assert!(site.succeeds(&["recipe", "show", "latest"]).contains(r#"{"layers":2}"#));
+    assert!(site.succeeds(&["recipe", "show", "latest", "--json"]).contains("\"layers\": 2"));
+    assert_eq!(site.error(&["recipe", "show", "latest", "--set", "train.steps=2"]), (2, "invalid-argument".into()));
     let console = site.console((120, 40), &[], &[]);
     console.shows(&["old"]).press(ENTER).shows(&["Loss"]).press("d").shows(&[r#"{"layers":2}"#]);
 }

@@ -89,7 +89,7 @@ pub use sample::{
 pub use schedule::{Anneal, ClipRule, LrSchedule, Warmup};
 pub use schema::{Bounds, Key, Kind, MOST_STEPS, NoSuchKey, SCHEMA};
 pub use secrets::Secrets;
-pub use show::{default_settings, shown_settings};
+pub use show::{completed, default_settings, shown_recipe, shown_settings};
 pub use slab::{ALIGNMENT, Place, Slab};
 pub use train::{
     Accumulate, CheckpointPolicy, ComputeDtype, Data, DataSet, Device, FrozenDtype, Fused, Log, Loss, LossWeighting,

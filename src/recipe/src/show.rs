@@ -2,22 +2,40 @@
 
 use std::fmt::Write;
 
-use crate::value::shown;
-use crate::{JobKind, Key, Resolved, SCHEMA, SettingRow};
+use toml::{Table, Value};
 
-/// Returns the keys of a resolved recipe, such as that of a run, with their values as text, in the order of [`SCHEMA`]. A key that
-/// the recipe lacks, because it is older than the key, has its default.
-pub fn shown_settings(recipe: &toml::Table) -> Vec<(&'static str, String)> {
+use crate::value::shown;
+use crate::{JobKind, Key, Origin, Resolved, SCHEMA, SettingRow};
+
+/// Returns a resolved recipe, such as that of a run, with the keys that its job reads. A key that the recipe lacks, because it is older
+/// than the key, has its default.
+pub fn completed(recipe: &Table) -> Table {
     let job = JobKind::of_table(recipe);
-    let keys = SCHEMA.iter().filter(|key| key.path != "name" && key.is_for(job));
-    keys.filter_map(|key| {
-        let (section, name) = key.parts();
-        let table = if section.is_empty() { Some(recipe) } else { recipe.get(section).and_then(toml::Value::as_table) };
-        let value = table.and_then(|table| table.get(name)).cloned();
-        let value = value.or_else(|| key.default_value())?;
-        Some((key.path, shown(&value)))
-    })
-    .collect()
+    let mut complete = Table::new();
+    for key in SCHEMA.iter().filter(|key| key.is_for(job)) {
+        let Some(value) = value_at(recipe, key.path).cloned().or_else(|| key.default_value()) else { continue };
+        let keys = match key.parts().0 {
+            "" => &mut complete,
+            section => {
+                let section = complete.entry(section).or_insert_with(|| Table::new().into());
+                section.as_table_mut().expect("only keys above all sections have other values")
+            }
+        };
+        keys.insert(key.parts().1.to_owned(), value);
+    }
+    complete
+}
+
+/// Returns the keys of a resolved recipe, such as that of a run, with their values as text, in the order of [`SCHEMA`].
+pub fn shown_settings(recipe: &Table) -> Vec<(&'static str, String)> {
+    let complete = completed(recipe);
+    let keys = SCHEMA.iter().filter(|key| key.path != "name");
+    keys.filter_map(|key| Some((key.path, shown(value_at(&complete, key.path)?)))).collect()
+}
+
+/// Returns a recipe with every key, in the order of [`SCHEMA`], as TOML that [`load`](crate::load()) reads.
+pub fn shown_recipe(recipe: &Table) -> String {
+    text(recipe, |_| None)
 }
 
 /// Returns the keys that have a default, with the default as text, in the order of [`SCHEMA`].
@@ -30,24 +48,7 @@ impl Resolved {
     ///
     /// With `why`, each line ends with the origin of its value.
     pub fn show(&self, why: bool) -> String {
-        let mut text = String::new();
-        let mut current = "";
-        for key in SCHEMA.iter().filter(|key| key.is_for(self.recipe.job())) {
-            let (section, name) = key.parts();
-            let Some(value) = self.value(key.path) else { continue };
-            if section != current {
-                text += &format!("\n[{section}]\n");
-                current = section;
-            }
-            let value = shown(value);
-            let line = format!("{name} = {value}");
-            match self.origins.get(key.path).filter(|_| why) {
-                Some(origin) => writeln!(text, "{line:<40} # {origin}"),
-                None => writeln!(text, "{line}"),
-            }
-            .expect("writing to a string cannot fail");
-        }
-        text
+        text(&self.table, |key| self.origins.get(key).filter(|_| why))
     }
 
     /// Returns every key that the recipe's trainer reads, with its value and origin.
@@ -61,12 +62,39 @@ impl Resolved {
     }
 
     /// Returns the value of a key such as `optimizer.lr`.
-    pub fn value(&self, key: &str) -> Option<&toml::Value> {
-        match key.split_once('.') {
-            None => self.table.get(key),
-            Some((section, name)) => self.table.get(section)?.get(name),
-        }
+    pub fn value(&self, key: &str) -> Option<&Value> {
+        value_at(&self.table, key)
     }
+}
+
+fn value_at<'a>(recipe: &'a Table, key: &str) -> Option<&'a Value> {
+    match key.split_once('.') {
+        None => recipe.get(key),
+        Some((section, name)) => recipe.get(section)?.get(name),
+    }
+}
+
+/// Returns the keys that the job of a recipe reads as lines of TOML, each with the origin of its value, if there is one.
+fn text<'a>(recipe: &Table, origin: impl Fn(&str) -> Option<&'a Origin>) -> String {
+    let job = JobKind::of_table(recipe);
+    let mut text = String::new();
+    let mut current = "";
+    for key in SCHEMA.iter().filter(|key| key.is_for(job)) {
+        let (section, name) = key.parts();
+        let Some(value) = value_at(recipe, key.path) else { continue };
+        if section != current {
+            text += &format!("\n[{section}]\n");
+            current = section;
+        }
+        let value = shown(value);
+        let line = format!("{name} = {value}");
+        match origin(key.path) {
+            Some(origin) => writeln!(text, "{line:<40} # {origin}"),
+            None => writeln!(text, "{line}"),
+        }
+        .expect("writing to a string cannot fail");
+    }
+    text
 }
 
 #[cfg(test)]
@@ -103,6 +131,8 @@ mod tests {
         let keys = |rows: &[(&'static str, String)]| rows.iter().map(|(key, _)| *key).collect::<Vec<_>>();
         assert_eq!(super::shown_settings(&resolved.table), rows);
         assert_eq!(keys(&super::shown_settings(&old)), keys(&rows));
+        assert_eq!(super::completed(&resolved.table), resolved.table);
+        assert_eq!(super::completed(&old)["ema"], resolved.table["ema"]);
         let command: toml::Table = toml::from_str("trainer = \"command\"\n[model]\nnum_layers = 4\n").unwrap();
         let settings = super::shown_settings(&command);
         assert!(settings.iter().all(|(key, _)| !key.starts_with("model.")), "{settings:?}");

@@ -1,10 +1,11 @@
-//! Charts of several runs: one panel per metric, and one curve per run, aligned by steps, time or tokens.
+//! Several runs beside each other: their settings, and charts with one panel per metric, and one curve per run, aligned by steps, time or tokens.
 
 use crate::chart_export::{Chart, Curve, Panel, Scale, Weight};
 use crate::command_error::CommandError;
 use crate::curves::{self, Column, Measured, View, curves, smoothed, x_axis};
 use crate::workspace::Workspace;
-use rundir::{Metric, MetricSource, RunDir};
+use recipe::shown_settings;
+use rundir::{Metric, MetricSource, Run, RunDir};
 use runstate::RunSummary;
 use units::Unit;
 
@@ -24,6 +25,15 @@ pub fn read(workspace: &Workspace, dir: &RunDir) -> Result<ComparedRun, CommandE
     let (summary, _) = workspace.summary(dir)?;
     let measured = curves::read(&summary.dir)?;
     Ok(ComparedRun { summary, measured })
+}
+
+/// Returns the settings of a run with their values, in the order in which a recipe is shown. The recipe of an imported run has no
+/// settings of its own, so the settings in its log are returned.
+pub fn settings(run: &Run) -> Vec<(String, String)> {
+    match &run.imported {
+        Some(imported) if !imported.config.is_empty() => imported.config.clone().into_iter().collect(),
+        _ => shown_settings(&run.recipe).into_iter().map(|(key, value)| (key.to_owned(), value)).collect(),
+    }
 }
 
 /// Makes a chart with one panel per metric.

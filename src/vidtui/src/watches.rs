@@ -5,6 +5,7 @@
 //! Files are polled by size rather than watched with inotify: this costs a few system calls per second, and works on every
 //! file system, NFS included.
 
+use crate::comparison;
 use crate::inbox::Inbox;
 use crate::listings::{self, CachedRun, CurriculumLister, RecipeLister, RunLister};
 use crate::pictures::Terminal;
@@ -184,7 +185,7 @@ impl Stream {
                         _ => {}
                     }
                     if !recipe_sent && let Ok(run) = dir.read_run() {
-                        send(RunMsg::Recipe(compared_stream::settings(&run)))?;
+                        send(RunMsg::Recipe(comparison::settings(&run)))?;
                         recipe_sent = true;
                     }
                     let found = listings::checkpoint_folders(&dir);

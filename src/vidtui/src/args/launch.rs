@@ -50,7 +50,8 @@ pub struct StagesArgs {
 /// `vidtui recipe show`.
 #[derive(Debug, Arguments)]
 pub struct RecipeShowArgs {
-    /// A recipe file, or CURRICULUM:STAGE
+    /// A recipe file, CURRICULUM:STAGE, or a run
+    #[arg(value_name = "RECIPE|RUN")]
     pub recipe: String,
     /// Overrides a key of the recipe (repeatable)
     #[arg(long, value_name = "SECTION.KEY=VALUE")]

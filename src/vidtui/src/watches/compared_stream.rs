@@ -1,20 +1,11 @@
 //! The stream of a run that is compared with others: its recipe, its metrics and the samples of its nodes.
 
 use super::{Ended, LIST, NodeFiles, Stream, pieces};
-use recipe::shown_settings;
-use rundir::{MetricSample, Run, RunId, Tail};
+use crate::comparison::settings;
+use rundir::{MetricSample, RunId, Tail};
 use std::convert::Infallible;
 use tokio::task::block_in_place;
 use ui::{Msg, RunMsg};
-
-/// Returns the settings of a run with their values, in the order in which a recipe is shown. The recipe of an imported run has no
-/// settings of its own, so the settings in its log are returned.
-pub(super) fn settings(run: &Run) -> Vec<(String, String)> {
-    match &run.imported {
-        Some(imported) if !imported.config.is_empty() => imported.config.clone().into_iter().collect(),
-        _ => shown_settings(&run.recipe).into_iter().map(|(key, value)| (key.to_owned(), value)).collect(),
-    }
-}
 
 impl Stream {
     /// Reads the files of a run as they grow. The list of runs contains the state of the run.
