@@ -242,6 +242,34 @@ fn the_recipe_of_a_run_is_shown_as_that_of_its_file() {
 }
 
 #[test]
+fn runs_are_compared_by_their_last_values_and_the_keys_that_differ() {
+    let site = TestSite::new().with("FAKE_STEP_MS", "1");
+    for sets in [["train.steps=2", "train.seed=7"], ["train.steps=3", "train.seed=8"]] {
+        site.succeeds(&["launch", "configs/small/short.toml", "--set", sets[0], "--set", sets[1], "--wait"]);
+    }
+    let mut dirs = site.runs();
+    dirs.sort_by_key(|run| run.read_run().unwrap().recipe().unwrap().train.seed);
+    for run in &dirs {
+        let set = |line: &str| {
+            let mut sample: serde_json::Value = serde_json::from_str(line).unwrap();
+            sample["step_s"] = 0.25.into();
+            format!("{sample}\n")
+        };
+        let lines: String = std::fs::read_to_string(run.metrics()).unwrap().lines().map(set).collect();
+        std::fs::write(run.metrics(), lines).unwrap();
+    }
+    let [first, second] = &dirs[..] else { panic!("{} runs", dirs.len()) };
+    insta::assert_snapshot!("compare", site.redacted(&site.succeeds(&["compare", first.name(), second.name()])));
+    let compared = site.json(&["compare", second.name(), first.name(), "--json"]);
+    assert_eq!((&compared["runs"][0]["run"], &compared["runs"][1]["step"]), (&second.name().into(), &2.into()));
+    assert_eq!(compared["runs"][0]["loss"], site.json(&["status", second.name(), "--json"])["loss"]);
+    let seed = serde_json::json!({ "key": "train.seed", "values": ["8", "7"] });
+    assert!(compared["differences"].as_array().unwrap().contains(&seed), "{compared}");
+    assert_eq!(site.error(&["compare", first.name(), first.name()]), (2, "invalid-argument".into()));
+    assert_eq!(site.error(&["compare", first.name(), "nonesuch"]), (2, "run-not-found".into()));
+}
+
+#[test]
 fn the_keys_of_recipes_are_found_by_words() {
     let site = TestSite::new();
     insta::assert_snapshot!("recipe_keys", site.succeeds(&["recipe", "keys", "moving", "average"]));
@@ -356,7 +384,7 @@ fn commands_print_plain_text_into_a_pipe_and_with_no_color_into_a_terminal() {
     let site = TestSite::new().with("FAKE_STEP_MS", "1");
     site.succeeds(&["launch", "configs/small:short", "--set", "train.steps=30", "--wait"]);
     let node = remote::this_node().unwrap().node;
-    let commands: [&[&str]; 19] = [
+    let commands: [&[&str]; 21] = [
         &["runs"],
         &["status", "latest"],
         &["status", "latest", "--oneline"],
@@ -365,6 +393,8 @@ fn commands_print_plain_text_into_a_pipe_and_with_no_color_into_a_terminal() {
         &["logs", "latest"],
         &["checkpoints", "latest"],
         &["stages", "configs/small"],
+        &["recipe", "show", "latest"],
+        &["compare", "latest", "latest"],
         &["alerts"],
         &["queue"],
         &["config"],

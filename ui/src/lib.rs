@@ -65,6 +65,7 @@ pub use msg::{
     MouseKind, Msg, NodeMsg, Outcome, RankLines, RecipeFacts, RecipeView, RunList, RunMsg, RunRow, RunStatus, Size,
     StageView,
 };
+pub use recipe_setting::{Difference, RecipeSetting, differences};
 pub use run_state::short_id;
 pub use series::XAxis;
 pub use start::Setup;

@@ -16,7 +16,7 @@ mod session;
 mod sought_event;
 mod viewport;
 
-pub use compare_screen::{CompareScreen, ComparedRun, Difference, MOST_COMPARED, Quantity};
+pub use compare_screen::{CompareScreen, ComparedRun, MOST_COMPARED, Quantity};
 pub use convert_screen::{ConvertScreen, Preview, Work};
 pub use dialogs::{
     ActionDialog, CheckpointsDialog, FailureDialog, HelpDialog, KillDialog, LaunchDialog, Modal, PaletteDialog,

@@ -195,6 +195,8 @@ pub enum Command {
     Runs(JsonArgs),
     /// Shows a run: state, progress, loss, newest checkpoint, findings
     Status(StatusArgs),
+    /// Compares runs: state, progress, loss, step time, and the keys in which their recipes differ
+    Compare(CompareArgs),
     /// Lists the alerts of all runs, newest first; tests channels, acknowledges and snoozes
     Alerts(AlertsArgs),
     /// Shows nodes: power, memory, processes and faults of their GPUs
@@ -263,6 +265,7 @@ impl Command {
             Self::Next(args) => args.then.output.json,
             Self::Runs(output) => output.json,
             Self::Status(args) => args.output.json,
+            Self::Compare(args) => args.output.json,
             Self::Stacks(args) => args.output.json,
             Self::Checkpoints(args) => args.output.json,
             Self::Profile(args) => args.output.json,
@@ -335,6 +338,16 @@ pub struct StatusArgs {
     pub output: JsonArgs,
 }
 
+/// `vidtui compare`.
+#[derive(Debug, Arguments)]
+pub struct CompareArgs {
+    /// The runs, two to eight
+    #[arg(value_name = "RUN", required = true, num_args = 2..=ui::MOST_COMPARED)]
+    pub compared: Vec<String>,
+    #[command(flatten)]
+    pub output: JsonArgs,
+}
+
 /// `vidtui checkpoints`.
 #[derive(Debug, Arguments)]
 pub struct CheckpointsArgs {
@@ -387,6 +400,16 @@ mod tests {
                 words.flat_map(|(i, part)| if i % 2 == 1 { vec![part] } else { part.split_whitespace().collect() });
             assert!(Args::try_parse_from(words).is_ok(), "{example}");
         }
+    }
+
+    #[test]
+    fn two_to_eight_runs_are_compared() {
+        let is_valid = |count: usize| {
+            let runs = (0..count).map(|number| format!("run-{number}"));
+            let words = ["vidtui", "compare"].map(str::to_owned).into_iter().chain(runs);
+            Args::try_parse_from(words).is_ok()
+        };
+        assert_eq!([0, 1, 2, 8, 9].map(is_valid), [false, false, true, true, false]);
     }
 
     #[test]

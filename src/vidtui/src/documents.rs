@@ -9,6 +9,7 @@ use recipe::Key;
 use rundir::{AlertState, Attempt, CheckpointEntry, EncodeStages, Failure, ItemCounts, RunId, SamplingProgress};
 use runstate::{EncodeStageProgress, Epochs, Goodput, RunSummary};
 use serde::Serialize;
+use ui::Difference;
 use ui::run_state::StateKind;
 
 /// A run, in `runs`, `status` and `stop --wait`.
@@ -55,6 +56,32 @@ pub struct RunDocument {
     /// How the time of a training run was spent. Only in `status`.
     #[serde(skip_serializing_if = "Option::is_none")]
     goodput: Option<GoodputDocument>,
+}
+
+/// Several runs, in `compare`.
+#[derive(Debug, Serialize)]
+pub struct ComparisonDocument {
+    runs: Vec<RunDocument>,
+    differences: Vec<DifferenceDocument>,
+}
+
+/// A key in which recipes differ.
+#[derive(Debug, Serialize)]
+struct DifferenceDocument {
+    key: String,
+    /// The value in the recipe of each run, as text.
+    values: Vec<Option<String>>,
+}
+
+impl ComparisonDocument {
+    /// Describes the runs and the differences between their recipes.
+    pub fn new(runs: &[RunSummary], differences: &[Difference]) -> Self {
+        let differences = differences.iter().cloned();
+        Self {
+            runs: runs.iter().map(RunDocument::new).collect(),
+            differences: differences.map(|Difference { key, values }| DifferenceDocument { key, values }).collect(),
+        }
+    }
 }
 
 /// A key of recipes, in `recipe keys`.

@@ -3,7 +3,7 @@
 use crate::model::Viewport;
 use crate::model::run_screen::{MIN_SPAN, axis_ends};
 use crate::msg::RunMsg;
-use crate::recipe_setting::RecipeSetting;
+use crate::recipe_setting::{Difference, RecipeSetting, differences};
 use crate::series::{Axis, Series, Statistic, Track};
 use rundir::{Failure, METRICS, MetricSource, RunId, find_metric};
 use std::collections::{BTreeMap, BTreeSet};
@@ -110,15 +110,6 @@ pub struct CompareScreen {
     pub recipes_only: bool,
     /// First visible row of the recipes.
     pub scroll: usize,
-}
-
-/// A key whose value differs between the compared runs.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Difference {
-    /// The key, such as `optimizer.lr`.
-    pub key: String,
-    /// The value of each run; `None` if the recipe of the run does not have the key, or while the recipe loads.
-    pub values: Vec<Option<String>>,
 }
 
 impl CompareScreen {
@@ -307,23 +298,7 @@ impl CompareScreen {
     /// compared.
     pub fn differences(&self) -> Vec<Difference> {
         let recipes: Vec<_> = self.runs.iter().map(|run| run.recipe.as_deref()).collect();
-        let mut keys: Vec<&str> = Vec::new();
-        let mut seen = BTreeSet::new();
-        for setting in recipes.iter().copied().flatten().flatten() {
-            if seen.insert(&setting.key) {
-                keys.push(&setting.key);
-            }
-        }
-        let value = |recipe: &[RecipeSetting], key: &str| {
-            recipe.iter().find(|setting| setting.key == key).map(|setting| setting.value.clone())
-        };
-        let difference = |key: &str| {
-            let known: Vec<_> = recipes.iter().copied().flatten().map(|recipe| value(recipe, key)).collect();
-            let differs = known.windows(2).any(|pair| pair[0] != pair[1]);
-            let values = || recipes.iter().map(|recipe| value((*recipe)?, key)).collect();
-            differs.then(|| Difference { key: key.to_owned(), values: values() })
-        };
-        keys.into_iter().filter_map(difference).collect()
+        differences(&recipes)
     }
 
     /// Returns the keys that all recipes have with the same value, in the order of a recipe; none while a recipe

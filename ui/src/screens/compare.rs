@@ -326,7 +326,7 @@ fn metric_items(model: &Model, open: &CompareScreen, width: usize) -> Vec<(Vec<S
 }
 
 /// Returns the letter of a run: `a` for the first one.
-pub(super) fn mark(number: usize) -> char {
+pub fn mark(number: usize) -> char {
     char::from(b'a' + number as u8)
 }
 

@@ -2,8 +2,8 @@
 
 use crate::bindings::{Action, Context};
 use crate::layout;
-use crate::model::{CompareScreen, ComparedRun, Difference, Model};
-use crate::recipe_setting::bare;
+use crate::model::{CompareScreen, ComparedRun, Model};
+use crate::recipe_setting::{Difference, bare};
 use crate::run_state::short_id;
 use crate::screens::compare::{ink, mark};
 use crate::text;
@@ -67,7 +67,7 @@ fn table(
     differences: &[Difference],
     width: usize,
 ) -> (Line<'static>, Vec<Line<'static>>) {
-    let cells: Vec<Vec<String>> = differences.iter().map(|row| cells(model, row)).collect();
+    let cells: Vec<Vec<String>> = differences.iter().map(|row| row.cells(model.symbols.none)).collect();
     let keys = table::widest(differences.iter().map(|row| &row.key)).min((width / 3).max(LEAST));
     let heading_of = |(number, run): (usize, &ComparedRun)| format!("{} {}", mark(number), short_id(&run.id));
     let run = |(number, heading): (usize, String)| {
@@ -143,29 +143,4 @@ fn equal_lines(model: &Model, open: &CompareScreen, width: usize) -> Vec<Line<'s
         lines.extend(text::wrap(&text, width).into_iter().map(|line| Line::styled(line, model.theme.faint)));
     }
     lines
-}
-
-/// Returns the values of a key as text: without quotes, and without the leading folders that all paths share.
-fn cells(model: &Model, row: &Difference) -> Vec<String> {
-    let texts: Vec<Option<&str>> =
-        row.values.iter().map(|value| value.as_deref().map(|v| v.trim_matches('"'))).collect();
-    let known: Vec<&str> = texts.iter().copied().flatten().collect();
-    let common = match known.iter().all(|text| text.starts_with('/')) {
-        true => common_folder(&known),
-        false => 0,
-    };
-    let cell = |text: Option<&str>| match text {
-        None => model.symbols.none.to_owned(),
-        Some("") => "\"\"".to_owned(),
-        Some(text) => text::clean(&text[common..].replace('\n', " ")),
-    };
-    texts.into_iter().map(cell).collect()
-}
-
-/// Returns the length in bytes of the leading folders that all paths share.
-fn common_folder(paths: &[&str]) -> usize {
-    let Some((first, others)) = paths.split_first() else { return 0 };
-    let common = |other: &&str| first.bytes().zip(other.bytes()).take_while(|(a, b)| a == b).count();
-    let length = others.iter().map(common).min().unwrap_or(0);
-    first.as_bytes()[..length].iter().rposition(|byte| *byte == b'/').map_or(0, |at| at + 1)
 }

@@ -3,6 +3,7 @@
 pub mod alerts;
 mod check;
 mod checkpoints;
+mod compare;
 mod completions;
 mod config;
 mod convert;
@@ -77,6 +78,7 @@ pub fn run(args: &Args) -> Result<End, CommandError> {
         Command::Runs(args) => runs::run(&workspace, args),
         Command::Sample(args) => sample::run(&workspace, args),
         Command::Status(args) => status::run(&workspace, args),
+        Command::Compare(args) => compare::run(&workspace, args),
         Command::Alerts(args) => alerts::run(&workspace, args),
         Command::Nodes(args) => nodes::nodes(&workspace, args),
         Command::Smi(args) => nodes::smi(&workspace, args),
