@@ -69,6 +69,24 @@ fn a_run_is_found_by_prefix_and_suffix_of_its_id_and_as_latest() {
 }
 
 #[test]
+fn a_run_is_found_by_its_name_unless_another_run_has_it_too() {
+    let site = TestSite::new().with("FAKE_STEP_MS", "1");
+    let launch = |name| {
+        let run =
+            site.succeeds(&["launch", "configs/small/short.toml", "--set", "train.steps=2", "--name", name, "--wait"]);
+        run.trim().to_owned()
+    };
+    let (mine, other) = (launch("Mine"), launch("other"));
+    for (name, run) in [("Mine", &mine), ("mine", &mine), ("other", &other)] {
+        assert_eq!(site.json(&["status", name, "--json"])["run"], **run);
+    }
+    let again = launch("Mine");
+    assert_eq!(site.error(&["status", "Mine"]), (2, "ambiguous-name".into()));
+    let shown = site.vidtui(&["stop", "Mine"]).stderr;
+    assert!(shown.contains(&mine) && shown.contains(&again) && !shown.contains(&other), "{shown}");
+}
+
+#[test]
 fn a_dry_run_shows_everything_and_starts_nothing() {
     let site = TestSite::new();
     let shown = site.succeeds(&["launch", "configs/small/short.toml", "--local", "2", "--dry-run"]);

@@ -34,7 +34,7 @@ pub use weights::*;
     name = "vidtui",
     version,
     after_help = "Without a command, vidtui opens the console.\n\
-                  RUN is the id of a run, a unique prefix or suffix of an id, or `latest`:\n\
+                  RUN is the id of a run, a unique name, prefix or suffix of an id, or `latest`:\n\
                   the newest run, or the newest that has the weights or charts a command needs.\n\
                   Exit codes: 0 success, 1 failure, 2 invalid request.\n\
                   With --json, a failure is one line on standard error:\n\

@@ -7,15 +7,17 @@ use camino::Utf8Path;
 use health::{Disk, Evidence, Finding};
 use recipe::Task;
 use remote::{Local, Transport};
-use rundir::{ErrorCode, Failure, RunDir, StepTimes, Tail};
+use rundir::{ErrorCode, Failure, RunDir, RunId, StepTimes, Tail};
 use runstate::{Goodput, GoodputReader, Liveness, Load, RunFacts, RunSummary, StepLog};
 use std::sync::Arc;
 
 /// The name that stands for the newest run that a command can use.
 const LATEST: &str = "latest";
+/// The most runs that the error of an ambiguous name lists.
+const LISTED: usize = 10;
 
 impl Workspace {
-    /// Finds a run by its id, by a unique prefix or suffix of its id, or as `latest`.
+    /// Finds a run by its id, by its name or a prefix or suffix of its id if only one run has it, or as `latest`.
     pub fn find(&self, name: &str) -> Result<RunDir, CommandError> {
         let runs: Vec<RunDir> = runstate::list_runs(&self.runs).into_iter().flatten().collect();
         let not_found = |code, why: String, fix: String| {
@@ -23,7 +25,7 @@ impl Workspace {
         };
         if name.trim().is_empty() {
             let why = "the name is blank, which every id starts with".to_owned();
-            return not_found(ErrorCode::RunNotFound, why, "write a part of the id, or `latest`".into());
+            return not_found(ErrorCode::RunNotFound, why, "write the name, a part of the id, or `latest`".into());
         }
         if runs.is_empty() {
             let fix = "name the folder with --runs DIR, or start a run: vidtui launch RECIPE";
@@ -37,27 +39,30 @@ impl Workspace {
         if let Some(exact) = runs.iter().find(|run| run.name() == name) {
             return Ok(exact.clone());
         }
-        let matching: Vec<&RunDir> =
-            runs.iter().filter(|run| run.name().starts_with(name) || run.name().ends_with(name)).collect();
+        // A name and a part of an id count alike: if they match different runs, neither is safe to stop or delete.
+        let matching: Vec<&RunDir> = runs
+            .iter()
+            .filter(|run| run.name().starts_with(name) || run.name().ends_with(name) || is_named(run, name))
+            .collect();
         match matching[..] {
             [one] => Ok(one.clone()),
             [] => {
                 let last: Vec<&str> = runs.iter().rev().take(3).map(RunDir::name).collect();
                 not_found(
                     ErrorCode::RunNotFound,
-                    format!("no id in {} starts or ends with it", self.runs),
+                    format!("no run in {} has this name, or an id that starts or ends with it", self.runs),
                     format!("the newest are {}", last.join(", ")),
                 )
             }
             _ => {
-                let some: Vec<&str> = matching.iter().rev().take(3).map(|run| run.name()).collect();
-                let why = format!(
-                    "{} ids start or end with it: {}{}",
-                    matching.len(),
-                    some.join(", "),
-                    more(matching.len() - some.len())
-                );
-                not_found(ErrorCode::AmbiguousName, why, "write more of the id".into())
+                let some: Vec<&str> = matching.iter().rev().take(LISTED).map(|run| run.name()).collect();
+                let which = match matching.iter().all(|run| is_named(run, name)) {
+                    true => "runs have this name",
+                    false => "runs have this name, or an id that starts or ends with it",
+                };
+                let more = more(matching.len() - some.len());
+                let why = format!("{} {which}: {}{more}", matching.len(), some.join(", "));
+                not_found(ErrorCode::AmbiguousName, why, "write the id, or its end".into())
             }
         }
     }
@@ -203,6 +208,11 @@ fn past_findings(summary: &RunSummary, facts: &RunFacts) -> Vec<Finding> {
 fn newest(runs: &[RunDir]) -> Option<&RunDir> {
     let runs = runs.iter().map(|run| (created_s(run), run));
     runs.max_by(|(a, _), (b, _)| a.total_cmp(b)).map(|(_, run)| run)
+}
+
+/// Returns whether a run has a name: that of its launch, or the form of it that the id contains.
+fn is_named(dir: &RunDir, name: &str) -> bool {
+    RunId::parse(dir.name()).is_ok_and(|id| id.name() == name) || dir.read_run().is_ok_and(|run| run.name == name)
 }
 
 fn created_s(dir: &RunDir) -> f64 {
