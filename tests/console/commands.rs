@@ -202,6 +202,43 @@ fn latest_is_the_newest_run_with_the_chart_or_the_weights() {
     assert!(text.contains("task = \"train\""), "{text}");
     std::fs::write(&file, text.replace("task = \"train\"", "task = \"sample\"")).unwrap();
     assert_eq!(site.json(&["checkpoints", "latest", "--json"])["run"], *first);
+    // A resume of `latest` does not make the videos again.
+    let resumed = site.vidtui(&["resume", "latest", "--weights-only", "--dry-run"]);
+    assert!(resumed.code == 0 && resumed.stderr.contains(&format!("latest is {first}")), "{}", resumed.stderr);
+}
+
+#[test]
+fn latest_is_the_newest_run_with_a_checkpoint_for_commands_that_read_weights() {
+    let site = TestSite::new().with("FAKE_STEP_MS", "1");
+    let launch = ["launch", "configs/small/short.toml", "--set", "train.steps=2", "--wait"];
+    let run = site.succeeds(&launch);
+    let (first, second) = (run.trim(), site.succeeds(&launch));
+    let checkpoints = site.root.join("runs").join(second.trim()).join("checkpoints");
+    std::fs::remove_dir_all(checkpoints).unwrap();
+    let plan = site.json(&["launch", "configs/small/short.toml", "--init", "latest", "--dry-run", "--json"]);
+    assert!(plan["summary"]["weights"].as_str().unwrap().contains(first), "{plan}");
+    assert_eq!(site.json(&["status", "latest", "--json"])["run"], second.trim());
+}
+
+#[test]
+fn commands_that_only_read_a_run_read_the_newest_by_default_and_print_which_it_is() {
+    let site = TestSite::new().with("FAKE_STEP_MS", "1");
+    let launch = ["launch", "configs/small/short.toml", "--set", "train.steps=2", "--wait"];
+    let _older = site.succeeds(&launch);
+    let run = site.succeeds(&launch);
+    let chosen = format!("latest is {run}");
+    for command in
+        [&["status"][..], &["logs"], &["checkpoints"], &["export", "--out", "a.svg"], &["report", "--out", "a.html"]]
+    {
+        let done = site.vidtui(command);
+        assert_eq!((done.code, done.stderr.as_str()), (0, &*chosen), "{command:?}");
+    }
+    let json = site.vidtui(&["status", "--json"]);
+    assert_eq!((json.code, json.stderr.as_str()), (0, ""));
+    for changes in ["stop", "kill", "resume", "next", "heal", "profile"] {
+        assert_eq!(site.vidtui(&[changes]).code, 2, "{changes} needs a run");
+    }
+    assert_eq!(site.vidtui(&["checkpoints", "delete", "2"]).code, 2);
 }
 
 #[test]

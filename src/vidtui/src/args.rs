@@ -14,6 +14,7 @@ mod sample;
 mod weights;
 
 use crate::simulate::Simulation;
+use crate::workspace::LATEST;
 use camino::Utf8PathBuf;
 use clap::{Args as Arguments, Parser, Subcommand};
 
@@ -35,7 +36,9 @@ pub use weights::*;
     version,
     after_help = "Without a command, vidtui opens the console.\n\
                   RUN is the id of a run, a unique name, prefix or suffix of an id, or `latest`:\n\
-                  the newest run, or the newest that has the weights or charts a command needs.\n\
+                  the newest run, or the newest that has what a command needs: weights, charts,\n\
+                  training or encoding to resume. Commands that only read a run use `latest`\n\
+                  by default. They print which run it is.\n\
                   Exit codes: 0 success, 1 failure, 2 invalid request.\n\
                   With --json, a failure is one line on standard error:\n\
                   {\"error\": {\"code\", \"what\", \"why\", \"fix\"}}.\n\
@@ -321,6 +324,7 @@ pub struct ConfigArgs {
 #[derive(Debug, Arguments)]
 pub struct RunArgs {
     /// The run
+    #[arg(default_value = LATEST)]
     pub run: String,
     #[command(flatten)]
     pub output: JsonArgs,
@@ -330,6 +334,7 @@ pub struct RunArgs {
 #[derive(Debug, Arguments)]
 pub struct StatusArgs {
     /// The run
+    #[arg(default_value = LATEST)]
     pub run: String,
     /// Prints one line for a status bar: state, steps, loss, time left
     #[arg(long, conflicts_with = "json")]
@@ -352,6 +357,7 @@ pub struct CompareArgs {
 #[derive(Debug, Arguments)]
 pub struct CheckpointsArgs {
     /// The run
+    #[arg(default_value = LATEST)]
     pub run: String,
     /// The action on the checkpoint of STEP [default: list all checkpoints]
     #[arg(value_enum, requires = "step")]

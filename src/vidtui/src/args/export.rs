@@ -1,5 +1,6 @@
 //! Arguments of the commands that export charts and replay sessions.
 
+use crate::workspace::LATEST;
 use camino::Utf8PathBuf;
 use clap::Args as Arguments;
 
@@ -7,6 +8,7 @@ use clap::Args as Arguments;
 #[derive(Debug, Arguments)]
 pub struct ExportArgs {
     /// The run
+    #[arg(default_value = LATEST)]
     pub run: String,
     /// The file to write. The extension selects the format: .svg, .png or .csv
     #[arg(long, value_name = "FILE")]

@@ -1,6 +1,7 @@
 //! Arguments of the commands that exchange runs with other tools.
 
 use super::JsonArgs;
+use crate::workspace::LATEST;
 use camino::Utf8PathBuf;
 use clap::Args as Arguments;
 
@@ -27,6 +28,7 @@ pub struct ImportArgs {
 #[derive(Debug, Arguments)]
 pub struct ReportArgs {
     /// The run
+    #[arg(default_value = LATEST)]
     pub run: String,
     /// The file to write [default: the id of the run, with .html, in this folder]
     #[arg(long, value_name = "FILE.html")]

@@ -2,6 +2,7 @@
 
 use super::{JsonArgs, NodesArgs, ShownNodesArgs};
 use crate::simulate::Simulation;
+use crate::workspace::LATEST;
 use camino::Utf8PathBuf;
 use clap::Args as Arguments;
 
@@ -50,6 +51,7 @@ pub struct SmiArgs {
 #[derive(Debug, Arguments)]
 pub struct LogsArgs {
     /// The run
+    #[arg(default_value = LATEST)]
     pub run: String,
     /// Prints the log of this rank [default: all ranks, each line with its rank]
     #[arg(long)]

@@ -2,11 +2,12 @@
 
 use crate::args::{AlertsArgs, AlertsCommand};
 use crate::command_error::CommandError;
+use crate::commands::named_run;
 use crate::documents::AlertDocument;
 use crate::inbox::Inbox;
 use crate::output::{self, Side, note};
 use crate::terminal;
-use crate::workspace::Workspace;
+use crate::workspace::{Needs, Workspace};
 use alerts::{Limits, Settings, test_alert};
 use rundir::{AlertState, ErrorCode, Failure, Mute, now_s};
 use serde_json::json;
@@ -41,7 +42,7 @@ pub fn run(workspace: &Workspace, args: &AlertsArgs) -> Result<(), CommandError>
                     (found.alert.run.clone(), Some(found.alert.id))
                 }
                 Err(_) => {
-                    let dir = workspace.find(what)?;
+                    let dir = named_run(workspace, what, Needs::Nothing, output.json)?;
                     dir.mute_alerts(Mute::new(now_s(), None, Some(until_s), workspace.user()))?;
                     (dir.read_run()?.id, None)
                 }

@@ -3,18 +3,17 @@
 use crate::args::{CheckpointAction, CheckpointsArgs};
 use crate::command_error::CommandError;
 use crate::commands::kill_prompt::confirmed;
-use crate::commands::report_latest;
+use crate::commands::named_run;
 use crate::documents::CheckpointDocument;
 use crate::output::{self, Side, note};
-use crate::workspace::Workspace;
+use crate::workspace::{Needs, Workspace};
 use plan::{CheckpointDelete, UseOf};
 use rundir::{CheckpointEntry, ErrorCode, Failure, RunDir, now_s};
 use serde_json::json;
 
 /// Lists the checkpoints of a run, complete or not, or changes one.
 pub fn run(workspace: &Workspace, args: &CheckpointsArgs) -> Result<(), CommandError> {
-    let dir = workspace.find_with_weights(&args.run)?;
-    report_latest(workspace, &args.run, &dir.root);
+    let dir = named_run(workspace, &args.run, Needs::Training, args.output.json)?;
     match (args.action, args.step) {
         (Some(action), Some(step)) => change(workspace, args, &dir, action, step),
         _ => list(args, &dir),

@@ -2,6 +2,7 @@
 
 use crate::args::{ConvertArgs, DtypeArg, FormArg, LayerArg};
 use crate::command_error::CommandError;
+use crate::commands::report_latest;
 use crate::commands::transfer::{Transfer, find};
 use crate::conversions::{facts, rows};
 use crate::output::{self, Side, note};
@@ -14,6 +15,7 @@ use weights::{ConvertPlan, ConvertRequest, Converted, Dtype, Form, LoraForm, Not
 /// Converts weights, or shows the plan with `--dry-run`.
 pub fn run(workspace: &Workspace, args: &ConvertArgs) -> Result<(), CommandError> {
     let request = request(workspace, args)?;
+    report_latest(&args.source, &request.source, args.output.json);
     let plan = weights::plan_conversion(&request)?;
     if !args.output.json {
         let text = if args.dry_run { in_full(&plan) } else { in_short(&plan) };

@@ -3,11 +3,11 @@
 use crate::args::ExportArgs;
 use crate::chart_export;
 use crate::command_error::CommandError;
-use crate::commands::{refuse_existing, report_latest};
+use crate::commands::{named_run, refuse_existing, report_latest};
 use crate::comparison;
 use crate::curves::{self, Column, Group, Measured, View};
 use crate::output;
-use crate::workspace::Workspace;
+use crate::workspace::{Needs, Workspace};
 use recipe::Task;
 use rundir::{Chart, ErrorCode, Failure, RunDir};
 use std::collections::BTreeSet;
@@ -60,7 +60,7 @@ pub fn run(workspace: &Workspace, args: &ExportArgs) -> Result<(), CommandError>
         measured.is_some_and(|measured| groups(&measured).iter().all(|group| group.has_values(&measured)))
     };
     let dir = workspace.find_that(&args.run, has_all)?;
-    report_latest(workspace, &args.run, &dir.root);
+    report_latest(&args.run, &dir.root, false);
     let (summary, _) = workspace.summary(&dir)?;
     let measured = curves::read(&summary.dir)?;
     let mut groups = groups(&measured);
@@ -93,7 +93,7 @@ fn compare(workspace: &Workspace, args: &ExportArgs, view: View) -> Result<(), C
         return Err(CommandError::request(Failure::new(ErrorCode::InvalidArgument, what, why, fix)));
     }
     let names = [&args.run].into_iter().chain(&args.with);
-    let read = |name: &String| comparison::read(workspace, &workspace.find(name)?);
+    let read = |name: &String| comparison::read(workspace, &named_run(workspace, name, Needs::Nothing, false)?);
     let runs = names.map(read).collect::<Result<Vec<_>, _>>()?;
     let has = |name: &str| runs.iter().any(|run| run.measured.others().contains(name));
     let loss = [Chart::Loss.info(true).name.to_owned()];

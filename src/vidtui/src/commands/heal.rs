@@ -2,8 +2,9 @@
 
 use crate::args::HealArgs;
 use crate::command_error::CommandError;
+use crate::commands::named_run;
 use crate::output::{self, note};
-use crate::workspace::{Workspace, record_heal};
+use crate::workspace::{Needs, Workspace, record_heal};
 use alerts::{Limits, Outbox, Settings};
 use plan::{FailedAttempt, HealDecision, heal_decision, healed_too_often};
 use recipe::{OnFailure, RunSettings};
@@ -23,7 +24,7 @@ const RETRY: [Duration; 2] = [Duration::from_secs(15), Duration::from_secs(300)]
 /// Another process already heals the run, the run is a Slurm job, its files could start programs of another user, or the run cannot be
 /// resumed any more.
 pub fn run(workspace: &Workspace, args: &HealArgs) -> Result<(), CommandError> {
-    let dir = workspace.find(&args.run)?;
+    let dir = named_run(workspace, &args.run, Needs::Resume, args.output.json)?;
     let run = dir.read_run()?;
     let what = format!("cannot heal {}", run.id);
     dir.check_trusted(&what)?;

@@ -2,6 +2,7 @@
 
 use crate::args::InspectArgs;
 use crate::command_error::CommandError;
+use crate::commands::report_latest;
 use crate::commands::transfer::{Transfer, find};
 use crate::output::{self, Side};
 use crate::workspace::Workspace;
@@ -11,6 +12,7 @@ use weights::{Changed, Difference, Inspection, NotFinite, TensorRow, WeightsSour
 /// Shows the properties of weights, or their differences from other weights.
 pub fn run(workspace: &Workspace, args: &InspectArgs) -> Result<(), CommandError> {
     let path = find(workspace, &args.path)?;
+    report_latest(&args.path, &path, args.output.json);
     if let Some(other) = &args.other {
         return compare(&path, &find(workspace, other)?, args);
     }

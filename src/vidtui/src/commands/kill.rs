@@ -2,10 +2,10 @@
 
 use crate::args::KillArgs;
 use crate::command_error::CommandError;
-use crate::commands::kill_orphans;
 use crate::commands::kill_prompt::{KillOptions, confirm, execute_run, nodes, plan_run, run_in_words, show};
+use crate::commands::{kill_orphans, named_run};
 use crate::output::{self, note};
-use crate::workspace::{Workspace, report_in_words};
+use crate::workspace::{Needs, Workspace, report_in_words};
 use plan::{KillHow, KillScope};
 use recipe::Task;
 use serde_json::json;
@@ -26,7 +26,8 @@ pub fn kill(workspace: &Workspace, args: &KillArgs) -> Result<(), CommandError> 
         return kill_orphans::kill_matching(workspace, &args.on.nodes(), pattern, scope, &options);
     }
     let Some(run) = &args.run else { return kill_orphans::kill_runs(workspace, &args.on.nodes(), &options) };
-    let Some(plan) = plan_run(workspace, &workspace.find(run)?, &options)? else { return Ok(()) };
+    let dir = named_run(workspace, run, Needs::Nothing, json)?;
+    let Some(plan) = plan_run(workspace, &dir, &options)? else { return Ok(()) };
     if dry_run {
         return show(plan, json);
     }

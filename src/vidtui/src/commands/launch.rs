@@ -2,12 +2,12 @@
 
 use crate::args::{LaunchArgs, NextArgs, ResumeArgs, StageArgs, ThenArgs};
 use crate::command_error::CommandError;
-use crate::commands::report_latest;
+use crate::commands::named_run;
 use crate::commands::typed::typed;
 use crate::commands::waiting;
 use crate::documents::AttemptDocument;
 use crate::output::{self, note};
-use crate::workspace::{LaunchOptions, Workspace};
+use crate::workspace::{LaunchOptions, Needs, Workspace};
 use plan::{LaunchPlan, ResumeKind, ResumeOptions};
 use rundir::{ErrorCode, Failure, RunId};
 use serde_json::{Map, Value, json};
@@ -53,14 +53,14 @@ fn plan_resume(workspace: &Workspace, args: &ResumeArgs) -> Result<LaunchPlan, C
     let (steps, sets) = split_steps(&args.set)?;
     let options = ResumeOptions { step: args.step, kind, steps };
     let nodes = workspace.wanted(&args.nodes);
-    workspace.plan_resume(&workspace.find(&args.run)?, args.ranks, nodes, options, &sets)
+    let run = named_run(workspace, &args.run, Needs::Resume, args.then.output.json)?;
+    workspace.plan_resume(&run, args.ranks, nodes, options, &sets)
 }
 
 /// Starts the stage that follows the stage of a run.
 pub fn next(workspace: &Workspace, args: &NextArgs) -> Result<(), CommandError> {
     let how = &args.how;
-    let run = workspace.find_with_weights(&args.run)?;
-    report_latest(workspace, &args.run, &run.root);
+    let run = named_run(workspace, &args.run, Needs::Weights, args.then.output.json)?;
     let plan = workspace.plan_next(&run, args.step, how.local, &how.nodes, &how.sets(), args.fit.into())?;
     execute(workspace, &plan, &args.then, Map::new())
 }

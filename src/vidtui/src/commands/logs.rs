@@ -2,9 +2,10 @@
 
 use crate::args::LogsArgs;
 use crate::command_error::CommandError;
+use crate::commands::named_run;
 use crate::output;
 use crate::terminal::takes_escapes;
-use crate::workspace::Workspace;
+use crate::workspace::{Needs, Workspace};
 use rundir::{Attempt, Error, ErrorCode, Failure, RunDir, Tail};
 use std::io;
 use std::thread;
@@ -22,7 +23,7 @@ struct Log {
 
 /// Prints the logs of the newest attempt.
 pub fn run(workspace: &Workspace, args: &LogsArgs) -> Result<(), CommandError> {
-    let dir = workspace.find(&args.run)?;
+    let dir = named_run(workspace, &args.run, Needs::Nothing, args.json)?;
     let Some(mut attempt) = dir.latest_attempt()? else {
         let fix = format!("see its state: vidtui status {}", dir.name());
         return Err(Failure::new(

@@ -48,9 +48,9 @@ use crate::args::{Args, Command, DataCommand, RecipeCommand};
 use crate::command_error::CommandError;
 use crate::console::{self, End};
 use crate::output::note;
-use crate::workspace::Workspace;
+use crate::workspace::{LATEST, Needs, Workspace};
 use camino::Utf8Path;
-use rundir::{ErrorCode, Failure};
+use rundir::{ErrorCode, Failure, RunDir};
 use std::time::Duration;
 
 /// Runs the command, or the console if there is none.
@@ -121,9 +121,18 @@ fn refuse_existing(to: &Utf8Path, replaces: bool) -> Result<(), CommandError> {
     Err(CommandError::request(Failure::new(ErrorCode::AlreadyExists, what, "it exists", fix)))
 }
 
-/// Prints on standard error which run `latest` refers to, if that is not the newest run.
-fn report_latest(workspace: &Workspace, given: &str, run: &Utf8Path) {
-    if let Some(message) = workspace.latest_in_words(given, run) {
-        note!("{message}");
+/// Finds the run that an argument names, and reports which run `latest` is.
+fn named_run(workspace: &Workspace, given: &str, needs: Needs, is_json: bool) -> Result<RunDir, CommandError> {
+    let dir = workspace.find_for(given, needs)?;
+    report_latest(given, &dir.root, is_json);
+    Ok(dir)
+}
+
+/// Prints on standard error which run `latest` is, unless the command prints JSON.
+fn report_latest(given: &str, run: &Utf8Path, is_json: bool) {
+    // A file or folder may have this name too.
+    let id = run.file_name().filter(|id| given == LATEST && *id != LATEST && !is_json);
+    if let Some(id) = id {
+        note!("{LATEST} is {id}");
     }
 }

@@ -3,10 +3,11 @@
 use crate::appearance;
 use crate::args::{NodesArgs, NodesCommandArgs, SmiArgs};
 use crate::command_error::CommandError;
+use crate::commands::named_run;
 use crate::output::{self, Side, note};
 use crate::simulate;
 use crate::terminal::takes_escapes;
-use crate::workspace::Workspace;
+use crate::workspace::{Needs, Workspace};
 use cluster::fault::Fault;
 use cluster::slurm::SlurmNode;
 use cluster::{GpuProcess, GpuSample, LinkBytes, Node, NodeId, Reading};
@@ -30,7 +31,7 @@ const PATIENCE: Duration = Duration::from_secs(15);
 /// Shows the state of nodes, once or repeatedly.
 pub fn nodes(workspace: &Workspace, args: &NodesCommandArgs) -> Result<(), CommandError> {
     let list = || match &args.run {
-        Some(run) => Ok(workspace.nodes_of_run(&workspace.find(run)?)?),
+        Some(run) => Ok(workspace.nodes_of_run(&named_run(workspace, run, Needs::Nothing, args.output.json)?)?),
         None if args.local => Ok(workspace.this_machine()),
         None => workspace.nodes_given(&args.nodes.nodes()),
     };
@@ -131,7 +132,7 @@ fn login_of(workspace: &Workspace, args: &SmiArgs) -> Result<Login, CommandError
     let node = NodeId::new(args.node.strip_prefix('[').and_then(|node| node.strip_suffix(']')).unwrap_or(&args.node));
     let nodes = args.nodes.nodes();
     let known = match &args.run {
-        Some(run) => Some(workspace.nodes_of_run(&workspace.find(run)?)?),
+        Some(run) => Some(workspace.nodes_of_run(&named_run(workspace, run, Needs::Nothing, args.output.json)?)?),
         None if matches!(workspace.wanted(&nodes), NodesArgs { hostfile: None, slurm: None, .. }) => None,
         None => Some(workspace.nodes_given(&nodes)?),
     };

@@ -2,14 +2,15 @@
 
 use crate::args::ProfileArgs;
 use crate::command_error::CommandError;
+use crate::commands::named_run;
 use crate::output;
-use crate::workspace::Workspace;
+use crate::workspace::{Needs, Workspace};
 use recipe::JobKind;
 use rundir::{ErrorCode, Failure};
 
 /// Requests that every rank records the next steps.
 pub fn run(workspace: &Workspace, args: &ProfileArgs) -> Result<(), CommandError> {
-    let dir = workspace.find(&args.run)?;
+    let dir = named_run(workspace, &args.run, Needs::Training, args.output.json)?;
     let (summary, _) = workspace.summary(&dir)?;
     summary.run.refuse_if_imported(format!("cannot profile {}", summary.run.id))?;
     let refuse = |code, why: &str, fix: &str| {

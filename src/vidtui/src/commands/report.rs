@@ -5,10 +5,10 @@
 use crate::args::ReportArgs;
 use crate::chart_export;
 use crate::command_error::CommandError;
-use crate::commands::{refuse_existing, report_latest, status};
+use crate::commands::{named_run, refuse_existing, status};
 use crate::curves::{self, Column, Group, Measured, View};
 use crate::output;
-use crate::workspace::Workspace;
+use crate::workspace::{Needs, Workspace};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use camino::Utf8PathBuf;
@@ -29,8 +29,7 @@ const EVENTS: usize = 500;
 
 /// Writes the page.
 pub fn run(workspace: &Workspace, args: &ReportArgs) -> Result<(), CommandError> {
-    let dir = workspace.find(&args.run)?;
-    report_latest(workspace, &args.run, &dir.root);
+    let dir = named_run(workspace, &args.run, Needs::Nothing, false)?;
     let (summary, facts) = workspace.summary(&dir)?;
     let to = args.out.clone().unwrap_or_else(|| Utf8PathBuf::from(format!("{}.html", summary.run.id)));
     if to.extension() != Some("html") {

@@ -6,10 +6,9 @@ mod weights;
 
 use crate::args::SampleArgs;
 use crate::command_error::CommandError;
-use crate::commands::report_latest;
-use crate::commands::waiting;
+use crate::commands::{named_run, report_latest, waiting};
 use crate::output::{self, note};
-use crate::workspace::{Init, LaunchOptions, Subject, Workspace};
+use crate::workspace::{Init, LaunchOptions, Needs, Subject, Workspace};
 use ::plan::LaunchPlan;
 use camino::{Utf8Path, Utf8PathBuf};
 use recipe::{Mesh, Recipe, Resolved, Task};
@@ -26,7 +25,7 @@ pub fn run(workspace: &Workspace, args: &SampleArgs) -> Result<(), CommandError>
         return now(workspace, args);
     }
     let mut weights = SampledWeights::find(workspace, &args.from)?;
-    report_latest(workspace, &args.from, &weights.source.location.path);
+    report_latest(&args.from, &weights.source.location.path, args.output.json);
     let (recipe, warnings) = prepare(workspace, args, &weights)?;
     refuse_existing(&recipe, args)?;
     for warning in warnings {
@@ -162,8 +161,7 @@ fn plan(
 
 /// Requests that a training run makes its samples after the current step.
 fn now(workspace: &Workspace, args: &SampleArgs) -> Result<(), CommandError> {
-    let dir = workspace.find_with_weights(&args.from)?;
-    report_latest(workspace, &args.from, &dir.root);
+    let dir = named_run(workspace, &args.from, Needs::Training, args.output.json)?;
     let (summary, _) = workspace.summary(&dir)?;
     let refuse = |code, why: &str, fix: String| {
         Err(CommandError::from(Failure::new(code, format!("cannot sample {} now", summary.run.id), why, fix)))

@@ -2,12 +2,13 @@
 
 use crate::args::RunArgs;
 use crate::command_error::CommandError;
+use crate::commands::named_run;
 use crate::output::{self, note};
-use crate::workspace::{CollectedStacks, Workspace, stacks_in_words};
+use crate::workspace::{CollectedStacks, Needs, Workspace, stacks_in_words};
 
 /// Writes the stack traces of the processes of a run into its folder and prints the paths. Signals no process.
 pub fn run(workspace: &Workspace, args: &RunArgs) -> Result<(), CommandError> {
-    let dir = workspace.find(&args.run)?;
+    let dir = named_run(workspace, &args.run, Needs::Nothing, args.output.json)?;
     let CollectedStacks { nodes: stacks, ranks } = workspace.stacks(&dir)?;
     if args.output.json {
         let nodes: Vec<_> = stacks

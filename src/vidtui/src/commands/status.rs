@@ -2,9 +2,10 @@
 
 use crate::args::StatusArgs;
 use crate::command_error::CommandError;
+use crate::commands::named_run;
 use crate::documents::RunDocument;
 use crate::output;
-use crate::workspace::Workspace;
+use crate::workspace::{Needs, Workspace};
 use cluster::{NodeId, hostlist};
 use health::Finding;
 use recipe::Task;
@@ -16,7 +17,8 @@ use ui::run_state::StateKind;
 
 /// Shows one run: state, progress, loss, checkpoint.
 pub fn run(workspace: &Workspace, args: &StatusArgs) -> Result<(), CommandError> {
-    let (summary, known) = workspace.summary(&workspace.find(&args.run)?)?;
+    let (summary, known) =
+        workspace.summary(&named_run(workspace, &args.run, Needs::Nothing, args.output.json || args.oneline)?)?;
     if args.oneline {
         return output::line(&one_line(&summary));
     }

@@ -3,10 +3,10 @@
 use crate::args::StopArgs;
 use crate::command_error::CommandError;
 use crate::commands::kill_prompt::{KillOptions, execute_run, plan_run, show};
-use crate::commands::{kill_orphans, waiting};
+use crate::commands::{kill_orphans, named_run, waiting};
 use crate::documents::RunDocument;
 use crate::output;
-use crate::workspace::{Workspace, report_in_words};
+use crate::workspace::{Needs, Workspace, report_in_words};
 use plan::KillHow;
 use recipe::Task;
 
@@ -15,7 +15,7 @@ pub fn stop(workspace: &Workspace, args: &StopArgs) -> Result<(), CommandError> 
     let json = args.output.json;
     let options = KillOptions { how: KillHow::Stop, dry_run: args.dry_run, yes: true, wait: false, json };
     let Some(run) = &args.run else { return kill_orphans::kill_runs(workspace, &args.on.nodes(), &options) };
-    let dir = workspace.find(run)?;
+    let dir = named_run(workspace, run, Needs::Nothing, json)?;
     let Some(plan) = plan_run(workspace, &dir, &options)? else { return Ok(()) };
     if args.dry_run {
         return show(plan, json);

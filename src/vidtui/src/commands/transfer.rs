@@ -4,7 +4,7 @@ use crate::command_error::CommandError;
 use crate::output::{self, note};
 use crate::signals;
 use crate::terminal::takes_escapes;
-use crate::workspace::Workspace;
+use crate::workspace::{Needs, Workspace};
 use camino::{Utf8Path, Utf8PathBuf};
 use rundir::{ErrorCode, Failure};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -46,7 +46,7 @@ pub fn find(workspace: &Workspace, given: &str) -> Result<Utf8PathBuf, CommandEr
         )));
     }
     let download = command.map_or_else(String::new, |command| format!("; download it: {command}"));
-    workspace.find_with_weights(given).map(|run| run.root).map_err(|refusal| {
+    workspace.find_for(given, Needs::Weights).map(|run| run.root).map_err(|refusal| {
         let Failure { why, fix, .. } = refusal.into_failure();
         let why = format!("there is no such file, folder or run: {why}");
         CommandError::request(Failure::new(

@@ -1,6 +1,6 @@
 //! The queue of runs: checks launches that are added, plans the run whose turn it is, and starts the queue worker.
 
-use super::{Init, LaunchOptions, Subject, Workspace};
+use super::{Init, LaunchOptions, Needs, Subject, Workspace};
 use crate::args::{LaunchArgs, StageArgs};
 use crate::command_error::CommandError;
 use crate::commands::typed;
@@ -91,7 +91,7 @@ impl Workspace {
         if given.contains('/') || camino::Utf8Path::new(given).exists() {
             return Ok(given.to_owned());
         }
-        Ok(self.find_with_weights(given)?.read_run()?.id.to_string())
+        Ok(self.find_for(given, Needs::Weights)?.read_run()?.id.to_string())
     }
 
     fn check_ranks(&self, options: &LaunchOptions<'_>) -> Result<(), CommandError> {

@@ -1,96 +1,14 @@
-//! The runs in the runs folder: look-up by name, summaries and findings.
+//! The runs in the runs folder: summaries and findings.
 
 use super::Workspace;
 use super::known_runs::{KnownRun, RecipeValues};
-use crate::command_error::CommandError;
-use camino::Utf8Path;
 use health::{Disk, Evidence, Finding};
-use recipe::Task;
 use remote::{Local, Transport};
-use rundir::{ErrorCode, Failure, RunDir, RunId, StepTimes, Tail};
+use rundir::{Failure, RunDir, StepTimes, Tail};
 use runstate::{Goodput, GoodputReader, Liveness, Load, RunFacts, RunSummary, StepLog};
 use std::sync::Arc;
 
-/// The name that stands for the newest run that a command can use.
-const LATEST: &str = "latest";
-/// The most runs that the error of an ambiguous name lists.
-const LISTED: usize = 10;
-
 impl Workspace {
-    /// Finds a run by its id, by its name or a prefix or suffix of its id if only one run has it, or as `latest`.
-    pub fn find(&self, name: &str) -> Result<RunDir, CommandError> {
-        let runs: Vec<RunDir> = runstate::list_runs(&self.runs).into_iter().flatten().collect();
-        let not_found = |code, why: String, fix: String| {
-            Err(CommandError::request(Failure::new(code, format!("there is no run '{name}'"), why, fix)))
-        };
-        if name.trim().is_empty() {
-            let why = "the name is blank, which every id starts with".to_owned();
-            return not_found(ErrorCode::RunNotFound, why, "write the name, a part of the id, or `latest`".into());
-        }
-        if runs.is_empty() {
-            let fix = "name the folder with --runs DIR, or start a run: vidtui launch RECIPE";
-            return not_found(ErrorCode::RunNotFound, format!("{} has no runs", self.runs), fix.into());
-        }
-        if name == LATEST
-            && let Some(latest) = newest(&runs)
-        {
-            return Ok(latest.clone());
-        }
-        if let Some(exact) = runs.iter().find(|run| run.name() == name) {
-            return Ok(exact.clone());
-        }
-        // A name and a part of an id count alike: if they match different runs, neither is safe to stop or delete.
-        let matching: Vec<&RunDir> = runs
-            .iter()
-            .filter(|run| run.name().starts_with(name) || run.name().ends_with(name) || is_named(run, name))
-            .collect();
-        match matching[..] {
-            [one] => Ok(one.clone()),
-            [] => {
-                let last: Vec<&str> = runs.iter().rev().take(3).map(RunDir::name).collect();
-                not_found(
-                    ErrorCode::RunNotFound,
-                    format!("no run in {} has this name, or an id that starts or ends with it", self.runs),
-                    format!("the newest are {}", last.join(", ")),
-                )
-            }
-            _ => {
-                let some: Vec<&str> = matching.iter().rev().take(LISTED).map(|run| run.name()).collect();
-                let which = match matching.iter().all(|run| is_named(run, name)) {
-                    true => "runs have this name",
-                    false => "runs have this name, or an id that starts or ends with it",
-                };
-                let more = more(matching.len() - some.len());
-                let why = format!("{} {which}: {}{more}", matching.len(), some.join(", "));
-                not_found(ErrorCode::AmbiguousName, why, "write the id, or its end".into())
-            }
-        }
-    }
-
-    /// Finds a run for its weights. `latest` is the newest run that trains: runs that encode or sample have no weights.
-    pub fn find_with_weights(&self, name: &str) -> Result<RunDir, CommandError> {
-        self.find_that(name, |dir| dir.read_run().is_ok_and(|run| run.task() == Task::Train))
-    }
-
-    /// Finds a run. `latest` is the newest run that meets a condition, or the newest run if none does.
-    pub fn find_that(&self, name: &str, meets: impl Fn(&RunDir) -> bool) -> Result<RunDir, CommandError> {
-        if name == LATEST {
-            let runs = runstate::list_runs(&self.runs).into_iter().flatten();
-            let mut runs: Vec<(f64, RunDir)> = runs.map(|run| (created_s(&run), run)).collect();
-            runs.sort_by(|(a, _), (b, _)| b.total_cmp(a));
-            if let Some(found) = runs.into_iter().map(|(_, run)| run).find(meets) {
-                return Ok(found);
-            }
-        }
-        self.find(name)
-    }
-
-    /// Returns a message that names the run, if `given` is `latest` and the command uses another run than the newest.
-    pub fn latest_in_words(&self, given: &str, run: &Utf8Path) -> Option<String> {
-        let is_other = given == LATEST && self.find(LATEST).is_ok_and(|newest| newest.root != run);
-        is_other.then(|| format!("{LATEST} is {}", run.file_name().unwrap_or_default()))
-    }
-
     /// Summarizes a run from its files and processes.
     pub fn summary(&self, dir: &RunDir) -> Result<(RunSummary, RunFacts), Failure> {
         let known = self.known_runs.read(dir)?;
@@ -202,23 +120,4 @@ fn past_findings(summary: &RunSummary, facts: &RunFacts) -> Vec<Finding> {
     }
     let known = KnownRun::new(summary.run.clone());
     health::findings(&evidence(summary, facts, known.values(), now_s))
-}
-
-/// Returns the newest of some runs. Ids sort by the minute only; the file has the exact time.
-fn newest(runs: &[RunDir]) -> Option<&RunDir> {
-    let runs = runs.iter().map(|run| (created_s(run), run));
-    runs.max_by(|(a, _), (b, _)| a.total_cmp(b)).map(|(_, run)| run)
-}
-
-/// Returns whether a run has a name: that of its launch, or the form of it that the id contains.
-fn is_named(dir: &RunDir, name: &str) -> bool {
-    RunId::parse(dir.name()).is_ok_and(|id| id.name() == name) || dir.read_run().is_ok_and(|run| run.name == name)
-}
-
-fn created_s(dir: &RunDir) -> f64 {
-    dir.read_run().map_or(0.0, |run| run.created_s)
-}
-
-fn more(count: usize) -> String {
-    if count == 0 { String::new() } else { format!(" and {count} more") }
 }

@@ -1,6 +1,6 @@
 //! Finds the weights that a launch starts from.
 
-use super::{Init, LaunchOptions, Workspace};
+use super::{Init, LaunchOptions, Needs, Workspace};
 use crate::command_error::CommandError;
 use camino::Utf8Path;
 use plan::Weights;
@@ -26,7 +26,7 @@ impl Workspace {
     /// Finds weights by path or run. If they do not exist, the failure names the commands that make them.
     fn given_weights(&self, given: &str, trainer: TrainerKind) -> Result<Weights, Failure> {
         if !given.contains('/') && !Utf8Path::new(given).exists() {
-            match self.find_with_weights(given).map_err(CommandError::into_failure) {
+            match self.find_for(given, Needs::Weights).map_err(CommandError::into_failure) {
                 Ok(run) => return self.newest_weights(&run),
                 Err(failure) if failure.code == ErrorCode::AmbiguousName => return Err(failure),
                 // `find_weights` below returns a failure that names the path and the commands.
