@@ -87,6 +87,29 @@ fn a_run_is_found_by_its_name_unless_another_run_has_it_too() {
 }
 
 #[test]
+fn runs_are_listed_by_name_state_and_number() {
+    let site = TestSite::new().with("FAKE_STEP_MS", "1");
+    let launch = |name: &str| {
+        let args = ["launch", "configs/small/short.toml", "--set", "train.steps=2", "--name", name, "--wait"];
+        site.succeeds(&args).trim().to_owned()
+    };
+    let (first, second, third) = (launch("mine"), launch("other"), launch("Mine-2"));
+    let listed = |more: &[&str]| -> Vec<String> {
+        let document = site.json(&[&["runs", "--json"], more].concat());
+        let runs = document["runs"].as_array().unwrap().iter();
+        runs.map(|run| run["run"].as_str().unwrap().to_owned()).collect()
+    };
+    assert_eq!(listed(&["--name", "mine"]), [&*third, &*first]);
+    assert_eq!(listed(&["--name", "Mine-2"]), [&*third]);
+    assert_eq!(listed(&["--limit", "2"]), [&*third, &*second]);
+    assert_eq!(listed(&["--state", "finished", "--state", "failed", "--name", "mine", "--limit", "1"]), [&*third]);
+    assert_eq!(listed(&["--state", "failed"]), [""; 0]);
+    assert_eq!(site.vidtui(&["runs", "--state", "done"]).code, 2);
+    let text = site.succeeds(&["runs", "--name", "other"]);
+    assert!(text.contains(&second) && !text.contains(&first), "{text}");
+}
+
+#[test]
 fn a_dry_run_shows_everything_and_starts_nothing() {
     let site = TestSite::new();
     let shown = site.succeeds(&["launch", "configs/small/short.toml", "--local", "2", "--dry-run"]);

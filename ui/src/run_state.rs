@@ -22,6 +22,22 @@ pub enum StateKind {
 }
 
 impl StateKind {
+    /// All kinds.
+    pub const ALL: [Self; 12] = [
+        Self::New,
+        Self::Queued,
+        Self::Starting,
+        Self::Running,
+        Self::Saving,
+        Self::Stopping,
+        Self::Stalled,
+        Self::Finished,
+        Self::Stopped,
+        Self::Failed,
+        Self::Crashed,
+        Self::Unknown,
+    ];
+
     /// Returns the kind of a state.
     pub fn of(state: &RunState) -> Self {
         match state {

@@ -17,6 +17,7 @@ use crate::simulate::Simulation;
 use crate::workspace::LATEST;
 use camino::Utf8PathBuf;
 use clap::{Args as Arguments, Parser, Subcommand};
+use ui::run_state::StateKind;
 
 pub use alerts::*;
 pub use blank::{read, refuse_blank};
@@ -195,7 +196,7 @@ pub enum Command {
     /// Makes videos of prompts, with the weights of a run, a checkpoint or a downloaded model
     Sample(Box<SampleArgs>),
     /// Lists the runs, newest first
-    Runs(JsonArgs),
+    Runs(RunsArgs),
     /// Shows a run: state, progress, loss, newest checkpoint, findings
     Status(StatusArgs),
     /// Compares runs: state, progress, loss, step time, and the keys in which their recipes differ
@@ -266,7 +267,7 @@ impl Command {
             Self::Sample(args) => args.output.json,
             Self::Resume(args) => args.then.output.json,
             Self::Next(args) => args.then.output.json,
-            Self::Runs(output) => output.json,
+            Self::Runs(args) => args.output.json,
             Self::Status(args) => args.output.json,
             Self::Compare(args) => args.output.json,
             Self::Stacks(args) => args.output.json,
@@ -318,6 +319,28 @@ pub struct ConfigArgs {
     pub all: bool,
     #[command(flatten)]
     pub output: JsonArgs,
+}
+
+/// `vidtui runs`.
+#[derive(Debug, Arguments)]
+pub struct RunsArgs {
+    /// Lists only runs with this text in their name or id
+    #[arg(long, value_name = "PART")]
+    pub name: Option<String>,
+    /// Lists only runs in this state, such as running, finished or failed (repeatable)
+    #[arg(long, value_name = "STATE", value_parser = run_state)]
+    pub state: Vec<StateKind>,
+    /// Lists the N newest of these runs [default: all]
+    #[arg(long, value_name = "N")]
+    pub limit: Option<usize>,
+    #[command(flatten)]
+    pub output: JsonArgs,
+}
+
+/// Reads the word of a state.
+fn run_state(word: &str) -> Result<StateKind, String> {
+    let found = StateKind::ALL.into_iter().find(|state| state.word() == word);
+    found.ok_or_else(|| format!("the states are {}", StateKind::ALL.map(StateKind::word).join(", ")))
 }
 
 /// A run and the output format.
