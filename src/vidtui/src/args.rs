@@ -34,7 +34,7 @@ pub use weights::*;
 #[derive(Debug, Parser)]
 #[command(
     name = "vidtui",
-    version,
+    version = env!("VIDTUI_VERSION"),
     after_help = "Without a command, vidtui opens the console.\n\
                   RUN is the id of a run, a unique name, prefix or suffix of an id, or `latest`:\n\
                   the newest run, or the newest that has what a command needs: weights, charts,\n\
@@ -413,6 +413,15 @@ mod tests {
     #[test]
     fn the_arguments_are_consistent() {
         Args::command().debug_assert();
+    }
+
+    #[test]
+    fn the_version_has_the_target_that_was_built() {
+        let shown = Args::command().render_version();
+        let (version, build) = shown.trim_end().strip_prefix("vidtui ").unwrap().split_once(" (").unwrap();
+        assert_eq!(version, env!("CARGO_PKG_VERSION"));
+        let target = build.strip_suffix(')').unwrap().rsplit(", ").next().unwrap();
+        assert!(target.starts_with(std::env::consts::ARCH), "{shown}");
     }
 
     #[test]

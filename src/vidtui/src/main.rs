@@ -18,6 +18,7 @@ mod dataset;
 mod documents;
 mod effects;
 mod file_stamp;
+mod git_commit;
 mod inbox;
 mod last_screen;
 mod listings;

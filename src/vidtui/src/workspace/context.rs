@@ -2,7 +2,8 @@
 
 use super::Workspace;
 use crate::args::NodesArgs;
-use camino::{Utf8Path, Utf8PathBuf};
+use crate::git_commit::git_commit;
+use camino::Utf8PathBuf;
 use nix::unistd::{Uid, User};
 use plan::{Context, StartOptions, Target};
 use recipe::{Recipe, TrainerKind};
@@ -33,7 +34,7 @@ impl Workspace {
             random: RandomState::new().hash_one(std::process::id()) as u32,
             by: self.user(),
             runs_root: self.runs.clone(),
-            git_commit: git_commit(&self.here),
+            git_commit: git_commit(self.here.as_std_path()),
             trainer: self.trainer(trainer)?,
             program: own_file()?,
             target,
@@ -64,49 +65,4 @@ fn own_file() -> Result<Utf8PathBuf, Failure> {
     path.map_err(|why| {
         Failure::new(ErrorCode::Io, "cannot find the path of this program", why, "check that /proc is mounted")
     })
-}
-
-/// Returns the commit that is checked out in the folder or in a folder above it. Reads the files of git, because git may be missing.
-fn git_commit(folder: &Utf8Path) -> Option<String> {
-    let read = |path: Utf8PathBuf| std::fs::read_to_string(path).ok();
-    let git = folder.ancestors().map(|folder| folder.join(".git")).find(|git| git.exists())?;
-    // In a worktree and in a submodule, a file has the path of the folder.
-    let git = match read(git.clone()) {
-        Some(file) => git.parent()?.join(file.trim().strip_prefix("gitdir: ")?),
-        None => git,
-    };
-    let head = read(git.join("HEAD"))?;
-    let Some(reference) = head.trim().strip_prefix("ref: ") else { return Some(head.trim().to_owned()) };
-    // A worktree shares the references of its repository.
-    let shared = read(git.join("commondir")).map_or_else(|| git.clone(), |path| git.join(path.trim()));
-    if let Some(commit) = read(git.join(reference)).or_else(|| read(shared.join(reference))) {
-        return Some(commit.trim().to_owned());
-    }
-    let packed = read(shared.join("packed-refs"))?;
-    packed.lines().find_map(|line| line.strip_suffix(reference)).map(|commit| commit.trim().to_owned())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_commit_of_a_worktree_is_found_through_the_file_that_names_its_folder() {
-        let keep = tempfile::tempdir().unwrap();
-        let root = Utf8Path::from_path(keep.path()).unwrap();
-        let write = |path: &str, text: &str| {
-            let path = root.join(path);
-            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-            std::fs::write(path, text).unwrap();
-        };
-        write("main/.git/HEAD", "ref: refs/heads/main\n");
-        write("main/.git/refs/heads/main", "aaaa\n");
-        write("main/.git/refs/heads/side", "bbbb\n");
-        write("main/.git/worktrees/side/HEAD", "ref: refs/heads/side\n");
-        write("main/.git/worktrees/side/commondir", "../..\n");
-        write("side/.git", &format!("gitdir: {root}/main/.git/worktrees/side\n"));
-        std::fs::create_dir_all(root.join("side/configs")).unwrap();
-        assert_eq!(git_commit(&root.join("main")).as_deref(), Some("aaaa"));
-        assert_eq!(git_commit(&root.join("side/configs")).as_deref(), Some("bbbb"));
-    }
 }
