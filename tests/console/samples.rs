@@ -187,6 +187,10 @@ fn prompts_sizes_and_images_that_cannot_be_sampled_are_refused() {
     ] {
         assert_eq!(error(&args), refused("invalid-argument"), "{args:?}");
     }
+    for (args, named) in [(["--frames", "100"], "--frames: "), (["--image", "picture.png"], "--image: ")] {
+        let shown = site.fails(&[&["sample", "model", "--prompt", "a"], &args[..]].concat());
+        assert!(shown.contains(named), "{shown}");
+    }
     assert_eq!(error(&[]), refused("invalid-argument"));
     assert_eq!(error(&["--prompts", "nowhere.txt"]), failed("not-found"));
     site.write("prompts.txt", "# two prompts\na rabbit --w 32 --h 48 --f 9 --d 7 --s 2 --g 1.5\na kite --h 50\n");

@@ -125,7 +125,8 @@ fn prepare(
     check_encoders(&recipe)?;
     if let Err(bad) = recipe.samples() {
         let place = &lines[bad.index];
-        let flag = bad.flag.map(|flag| format!("{flag}: ")).unwrap_or_default();
+        let line = &recipe.sample.prompts[bad.index];
+        let flag = bad.flag.map(|flag| format!("{}: ", as_written(&flag, line, args))).unwrap_or_default();
         let what = format!("cannot sample {place}");
         return Err(CommandError::request(Failure::new(
             ErrorCode::InvalidArgument,
@@ -277,6 +278,23 @@ fn fill(workspace: &Workspace, recipe: &mut Recipe, args: &SampleArgs) -> Result
     Ok(places)
 }
 
+/// Returns the option of the command that gave the value of a flag, or the flag if the prompt has it itself.
+fn as_written<'a>(flag: &'a str, line: &str, args: &SampleArgs) -> &'a str {
+    let own = recipe::Prompt::parse(line).unwrap_or_default();
+    let options = [
+        ("--w", own.width.is_some(), "--width", args.width.is_some()),
+        ("--h", own.height.is_some(), "--height", args.height.is_some()),
+        ("--f", own.frames.is_some(), "--frames", args.frames.is_some()),
+        ("--s", own.steps.is_some(), "--steps", args.steps.is_some()),
+        ("--i", own.image.is_some(), "--image", args.image.is_some()),
+        ("--e", own.image_end.is_some(), "--image-end", args.image_end.is_some()),
+        ("--v", own.video.is_some(), "--video", args.video.is_some()),
+        ("--m", own.mask.is_some(), "--mask", args.mask.is_some()),
+    ];
+    let given = options.into_iter().find(|(name, in_prompt, _, is_given)| *name == flag && !in_prompt && *is_given);
+    given.map_or(flag, |(_, _, option, _)| option)
+}
+
 /// Checks that the images can be read, and returns a warning for each prompt that has more tokens than the model reads.
 fn check_inputs(recipe: &Recipe, lines: &[String]) -> Result<Vec<String>, CommandError> {
     let specs = recipe.samples().unwrap_or_default();
@@ -347,6 +365,15 @@ fn report(dir: &RunDir, json: bool) -> Result<(), CommandError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_error_names_the_option_or_the_flag_of_the_prompt_that_gave_the_value() {
+        let args = SampleArgs { frames: Some(100), image: Some("a.png".into()), ..SampleArgs::default() };
+        assert_eq!(as_written("--f", "a hare", &args), "--frames");
+        assert_eq!(as_written("--f", "a hare --f 100", &args), "--f");
+        assert_eq!(as_written("--i", "a hare --f 100", &args), "--image");
+        assert_eq!(as_written("--w", "a hare", &args), "--w");
+    }
 
     #[test]
     fn the_recipe_of_another_user_sets_no_environment_and_names_no_files_to_write() {
