@@ -157,6 +157,26 @@ mod tests {
     use weights::Dtype;
     use weights::fixtures::{temp, write};
 
+    #[test]
+    fn a_folder_of_videos_is_refused_with_the_command_that_encodes_them() {
+        let (_keep, folder) = temp();
+        let model = recipe::load("../../tests/fixtures/configs/valid/minimal.toml".into(), &[]).unwrap().recipe.model;
+        let refused = |videos: &Utf8Path| {
+            std::fs::create_dir_all(videos).unwrap();
+            std::fs::write(videos.join("a.MP4"), "").unwrap();
+            Table::open(&folder, &model).unwrap_err()
+        };
+        std::fs::write(folder.join("notes.txt"), "").unwrap();
+        let other = Table::open(&folder, &model).unwrap_err();
+        assert!(!other.fix.contains("data encode"), "{other}");
+        for videos in [folder.join("clips"), folder.clone()] {
+            let failure = refused(&videos);
+            assert_eq!(failure.code, ErrorCode::InvalidDataset);
+            assert!(failure.why.contains(videos.join("a.MP4").as_str()), "{failure}");
+            assert!(failure.fix.contains(&format!("vidtui data encode {folder}")), "{failure}");
+        }
+    }
+
     /// Writes a data set with latents of these shapes; returns its index.
     fn index(folder: &Utf8Path, name: &str, shapes: &[[usize; 3]]) -> Utf8PathBuf {
         let mut lines = String::new();

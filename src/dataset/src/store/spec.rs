@@ -1,6 +1,7 @@
 //! The specification of a store (how its latents and texts are made), and the keys that follow from it.
 
-use camino::Utf8Path;
+use crate::layouts::VIDEO_ENDINGS;
+use camino::{Utf8Path, Utf8PathBuf};
 use recipe::{Bucket, BucketRule, BucketSpec, ConditionKind, Conditioning, Model};
 use rundir::{ErrorCode, Failure, Versioned, read_toml};
 use serde::{Deserialize, Serialize};
@@ -175,6 +176,18 @@ impl StoreSpec {
     /// The specification is missing, malformed, or of a newer schema.
     pub fn read(data: &Utf8Path) -> Result<Self, Failure> {
         read_toml(&data.join(SPEC)).map_err(|error| {
+            if error.is_not_found()
+                && let Some(video) = a_video(data)
+            {
+                return Failure::new(
+                    ErrorCode::InvalidDataset,
+                    format!("cannot read the data set {data}"),
+                    format!("it has videos, such as {video}, and training reads encoded latents and texts"),
+                    format!(
+                        "encode the videos: vidtui data encode {data} --model FOLDER --out DATA, and name DATA instead"
+                    ),
+                );
+            }
             let newer = matches!(error, rundir::Error::Newer { .. });
             let failure = Failure::from(error);
             let fix = if newer { failure.fix } else { format!("give the folder of a data set that has {SPEC}") };
@@ -306,4 +319,17 @@ pub fn seed_of(seed: u64, content: &str) -> u64 {
 /// sufficient.
 fn key<T: Serialize>(value: &T) -> String {
     format!("{:032x}", xxh3_128(&serde_json::to_vec(value).expect("specifications have a JSON form")))
+}
+
+/// Returns a video in a folder or in one of its folders, if there is one.
+fn a_video(folder: &Utf8Path) -> Option<Utf8PathBuf> {
+    let entries = |folder: &Utf8Path| -> Vec<Utf8PathBuf> {
+        folder.read_dir_utf8().into_iter().flatten().flatten().map(|entry| entry.path().to_owned()).collect()
+    };
+    let is_video = |path: &Utf8PathBuf| {
+        path.extension().is_some_and(|ending| VIDEO_ENDINGS.iter().any(|video| ending.eq_ignore_ascii_case(video)))
+    };
+    let here = entries(folder);
+    let found = here.iter().find(|path| is_video(path)).cloned();
+    found.or_else(|| here.iter().find_map(|path| entries(path).into_iter().find(is_video)))
 }
