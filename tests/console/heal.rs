@@ -32,6 +32,13 @@ fn a_run_that_fails_once_is_resumed_and_finishes_without_a_console() {
     assert_eq!((attempt.number, attempt.why), (2, AttemptWhy::Heal));
     assert_eq!(healer_events(&run), ["started", "healed"]);
     site.until("the healer has ended", || run.healer().is_none());
+    let log = std::fs::read_to_string(run.healer_log()).unwrap();
+    let lines: Vec<&str> = log.lines().collect();
+    for part in ["attempt 1: failed", "attempt 2: resumed by the healer", "has finished; the healer ends"] {
+        assert!(lines.iter().any(|line| line.contains(part) && line.contains(" UTC ")), "{part}: {log}");
+    }
+    let again = site.vidtui(&["heal", "latest"]);
+    assert!(again.code == 0 && again.stderr.contains("has finished"), "{}", again.stderr);
 }
 
 #[test]

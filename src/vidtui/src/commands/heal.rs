@@ -12,6 +12,8 @@ use rundir::{AlertWriter, ErrorCode, Event, EventKind, Failure, Healer, Run, Run
 use runstate::{Liveness, RunFacts, RunState, RunSummary};
 use std::thread;
 use std::time::{Duration, Instant};
+use ui::event_text::describe;
+use ui::run_state::StateKind;
 
 /// The interval at which the state of the run is read.
 const POLL: Duration = Duration::from_secs(2);
@@ -60,7 +62,8 @@ pub fn run(workspace: &Workspace, args: &HealArgs) -> Result<(), CommandError> {
     let settings = RunSettings { on_failure: OnFailure::Resume, ..run.recipe()?.run };
     let outbox = outbox(&dir);
     let next_try = Instant::now();
-    let mut watch = Watch { workspace, meta: run, dir, settings, outbox, next_try, pause: RETRY[0], waits: None };
+    let mut watch =
+        Watch { workspace, meta: run, dir, settings, outbox, next_try, pause: RETRY[0], waits: None, watches: false };
     let ended = watch.until_ended();
     watch.outbox.end(Limits::default().end);
     ended
@@ -94,14 +97,16 @@ struct Watch<'a> {
     pause: Duration,
     /// The last recorded reason to wait.
     waits: Option<String>,
+    /// Whether the log has the line that the healer watches the run.
+    watches: bool,
 }
 
 /// The state of the run, as the healer sees it.
 enum RunStatus {
     /// The run is alive, or its state is unknown.
     Alive,
-    /// The run has ended and is not resumed.
-    Ended,
+    /// The run has ended and is not resumed, for this reason.
+    Ended(String),
     /// The run has failed.
     Failed(Box<(RunSummary, RunFacts)>, FailedAttempt),
 }
@@ -110,8 +115,14 @@ impl Watch<'_> {
     fn until_ended(&mut self) -> Result<(), CommandError> {
         loop {
             let temporary = match self.look() {
-                Ok(RunStatus::Ended) => return Ok(()),
+                Ok(RunStatus::Ended(why)) => {
+                    self.log(&format!("{why}; the healer ends"));
+                    return Ok(());
+                }
                 Ok(RunStatus::Alive) => {
+                    if !std::mem::replace(&mut self.watches, true) {
+                        self.log(&format!("{} is resumed after a failure", self.meta.id));
+                    }
                     (self.pause, self.next_try, self.waits) = (RETRY[0], Instant::now(), None);
                     None
                 }
@@ -129,18 +140,23 @@ impl Watch<'_> {
     fn look(&self) -> Result<RunStatus, Failure> {
         let runs = &self.workspace.runs;
         if runs.is_dir() && !self.dir.root.exists() {
-            return Ok(RunStatus::Ended);
+            return Ok(RunStatus::Ended(format!("the folder {} does not exist any more", self.dir.root)));
         }
         let (summary, facts) = self.workspace.summary(&self.dir)?;
         let now_s = now_s();
+        let ended = || {
+            let kind = StateKind::of(&summary.state);
+            let how = if kind == StateKind::Finished { "has finished" } else { "was stopped" };
+            RunStatus::Ended(format!("{} {how}", summary.run.id))
+        };
         // A user's stop request ends the run, also if its processes fail.
         if facts.stops_for_good && (summary.state.is_end() || summary.state == RunState::New) {
-            return Ok(RunStatus::Ended);
+            return Ok(ended());
         }
         match FailedAttempt::of(&facts, &summary.state, now_s) {
             Some(_) if facts.alive == Liveness::Alive || !facts.has_settled(now_s) => Ok(RunStatus::Alive),
             Some(failed) => Ok(RunStatus::Failed(Box::new((summary, facts)), failed)),
-            None if summary.state.is_end() => Ok(RunStatus::Ended),
+            None if summary.state.is_end() => Ok(ended()),
             None => Ok(RunStatus::Alive),
         }
     }
@@ -213,8 +229,17 @@ impl Watch<'_> {
         }
     }
 
+    /// Prints a line with the time, which a healer in the background has in its `healer.log`.
+    fn log(&self, line: &str) {
+        note!("{} {line}", jiff::Timestamp::now().strftime("%Y-%m-%d %H:%M:%S UTC"));
+    }
+
     fn record(&mut self, attempt: u32, kind: EventKind) {
         let event = Event::new(now_s(), attempt, None, kind.clone());
+        // The error that ends the healer is printed as its last line.
+        if !matches!(kind, EventKind::HealEnded { .. }) {
+            self.log(&format!("attempt {attempt}: {}", describe(&event).0));
+        }
         if let Err(failure) = record_heal(&self.dir, attempt, kind) {
             note!("{failure}");
         }
