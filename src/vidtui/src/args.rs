@@ -416,6 +416,18 @@ mod tests {
     }
 
     #[test]
+    fn the_help_of_ranks_names_the_default_of_the_command() {
+        let help = |path: &[&str]| {
+            let root = Args::command();
+            let command = path.iter().fold(&root, |at, name| at.find_subcommand(name).unwrap());
+            let local = command.get_arguments().find(|arg| arg.get_id() == "local").unwrap();
+            local.get_help().unwrap().to_string()
+        };
+        assert!(help(&["data", "encode"]).ends_with("[default: 1]"));
+        assert!(help(&["launch"]).ends_with("[default: the size of the mesh in the recipe]"));
+    }
+
+    #[test]
     fn the_version_has_the_target_that_was_built() {
         let shown = Args::command().render_version();
         let (version, build) = shown.trim_end().strip_prefix("vidtui ").unwrap().split_once(" (").unwrap();

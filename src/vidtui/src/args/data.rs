@@ -28,6 +28,7 @@ pub enum DataCommand {
 
 /// `vidtui data encode`.
 #[derive(Debug, Arguments)]
+#[command(mut_arg("local", |arg| arg.help("Uses this machine, with N ranks [default: 1]")))]
 pub struct DataEncodeArgs {
     /// A folder or table of videos, which is checked first, or the manifest that `vidtui data check` wrote
     pub source: Utf8PathBuf,

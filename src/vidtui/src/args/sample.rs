@@ -34,28 +34,28 @@ pub struct SampleArgs {
     /// Image that is white where the pixels of the video are replaced
     #[arg(long, value_name = "FILE", requires = "video")]
     pub mask: Option<Utf8PathBuf>,
-    /// Seed of the noise [default: 42]
+    /// Seed of the noise [default: sample.seed of the run, else 42]
     #[arg(long)]
     pub seed: Option<u64>,
-    /// Sampling steps [default: 50]
+    /// Sampling steps [default: sample.steps of the run, else 50]
     #[arg(long)]
     pub steps: Option<usize>,
-    /// Scale of classifier-free guidance [default: 6]
+    /// Scale of classifier-free guidance [default: sample.guidance of the run, else 6]
     #[arg(long)]
     pub guidance: Option<f64>,
-    /// Sampler [default: the scheduler of the folder, or the sampler that the authors of the model use]
+    /// Sampler [default: sample.scheduler of the run, or the scheduler of the folder, else the sampler that the authors of the model use]
     #[arg(long)]
     pub scheduler: Option<SchedulerArg>,
-    /// Frames per video [default: as the model was trained]
+    /// Frames per video [default: sample.frames of the run, else as the model was trained]
     #[arg(long)]
     pub frames: Option<usize>,
-    /// Height of the videos in pixels [default: as the model was trained]
+    /// Height of the videos in pixels [default: sample.height of the run, else as the model was trained]
     #[arg(long)]
     pub height: Option<usize>,
-    /// Width of the videos in pixels [default: as the model was trained]
+    /// Width of the videos in pixels [default: sample.width of the run, else as the model was trained]
     #[arg(long)]
     pub width: Option<usize>,
-    /// Frames per second of the mp4 [default: that of the training videos; for published models 8, or 16 for CogVideoX 1.5]
+    /// Frames per second of the mp4 [default: sample.fps or data.fps of the run; else 8, or 16 for CogVideoX 1.5]
     #[arg(long)]
     pub fps: Option<f64>,
     /// Folder of the videos [default: samples/ in the folder of the new run]
