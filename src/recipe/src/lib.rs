@@ -25,6 +25,7 @@ mod fit;
 mod fit_memory;
 mod flat;
 mod job;
+mod key_search;
 mod length;
 mod limits;
 mod load;
@@ -67,6 +68,7 @@ pub use fit::MeshFit;
 pub use fit_memory::MemoryFit;
 pub use flat::{Flat, SHARD_ALIGNMENT, SLOT_ALIGNMENT};
 pub use job::JobKind;
+pub use key_search::NoSuchKey;
 pub use length::Length;
 pub use limits::{OnFailure, RunSettings, TimeLimit};
 pub use load::{Origin, Resolved, SettingRow, Settings, load, load_text, recipe_files};
@@ -87,7 +89,7 @@ pub use sample::{
     decoded_frames, latent_frames,
 };
 pub use schedule::{Anneal, ClipRule, LrSchedule, Warmup};
-pub use schema::{Bounds, Key, Kind, MOST_STEPS, NoSuchKey, SCHEMA};
+pub use schema::{Bounds, Key, Kind, MOST_STEPS, SCHEMA};
 pub use secrets::Secrets;
 pub use show::{completed, default_settings, shown_recipe, shown_settings};
 pub use slab::{ALIGNMENT, Place, Slab};

@@ -3,9 +3,7 @@
 use toml::Value;
 
 use crate::declare::Words;
-use crate::nearest::{by_likeness, nearest_key};
 use crate::train::TRAINABLE;
-use crate::value::{expected, shown};
 use crate::{JobKind, Recipe, ResumeEffect};
 
 /// One key of a recipe: its type, default and meaning.
@@ -98,11 +96,6 @@ impl Kind {
             Kind::Variables => "table",
         }
     }
-
-    /// Returns the accepted values in words, with their bounds: `a whole number from 0 to 6`.
-    pub fn in_words(self) -> String {
-        expected(self)
-    }
 }
 
 /// The range of a number.
@@ -139,60 +132,11 @@ impl Key {
         self.default.map(|default| default())
     }
 
-    /// Returns the default as a recipe writes it; `None` if the key must be set.
-    pub fn default_text(&self) -> Option<String> {
-        self.default_value().map(|value| shown(&value))
-    }
-
     /// Finds a key by its path.
     pub fn find(path: &str) -> Option<&'static Key> {
         SCHEMA.iter().find(|key| key.path == path)
     }
-
-    /// Finds the keys whose path or meaning contains every one of the words, in the order of [`SCHEMA`]. Case does not matter.
-    ///
-    /// # Errors
-    /// [`NoSuchKey`] if there is none.
-    pub fn search(words: &[String]) -> Result<Vec<&'static Key>, NoSuchKey> {
-        let lower: Vec<String> = words.iter().map(|word| word.to_lowercase()).collect();
-        let contains = |key: &Key, word: &String| key.path.contains(word) || key.doc.to_lowercase().contains(word);
-        let found: Vec<&Key> = SCHEMA.iter().filter(|key| lower.iter().all(|word| contains(key, word))).collect();
-        if !found.is_empty() {
-            return Ok(found);
-        }
-        let is_unknown = |word: &String| !SCHEMA.iter().any(|key| contains(key, word));
-        Err(match lower.iter().position(is_unknown) {
-            Some(at) => {
-                let word = &lower[at];
-                let intended = nearest_key(word).map(|key| key.path);
-                let similar = by_likeness(word, SCHEMA.iter().map(|key| key.path));
-                let others = similar.into_iter().filter(|path| Some(*path) != intended);
-                NoSuchKey::Unknown {
-                    word: words[at].clone(),
-                    nearest: intended.into_iter().chain(others).take(NEAREST).collect(),
-                }
-            }
-            None => NoSuchKey::NotTogether,
-        })
-    }
 }
-
-/// Why no key is found.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum NoSuchKey {
-    /// No key contains this word.
-    Unknown {
-        /// The word.
-        word: String,
-        /// The keys that it most likely stands for, most likely first.
-        nearest: Vec<&'static str>,
-    },
-    /// Some key contains each word, but none contains all.
-    NotTogether,
-}
-
-/// The number of keys that are proposed for an unknown word.
-const NEAREST: usize = 3;
 
 /// What the declaration of a key states besides its name, meaning, type and default.
 #[derive(Clone, Copy)]
@@ -332,40 +276,3 @@ pub static SCHEMA: &[Key] = &{
     }
     keys
 };
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn paths(words: &[&str]) -> Result<Vec<&'static str>, NoSuchKey> {
-        let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
-        Key::search(&words).map(|keys| keys.into_iter().map(|key| key.path).collect())
-    }
-
-    #[test]
-    fn a_key_is_found_by_words_of_its_path_and_of_its_meaning() {
-        assert_eq!(paths(&[]).unwrap().len(), SCHEMA.len());
-        assert_eq!(paths(&["checkpoint.interval"]).unwrap(), ["checkpoint.interval"]);
-        assert_eq!(paths(&["Learning", "optimizer.LR_TTT"]).unwrap(), ["optimizer.lr_ttt"]);
-    }
-
-    #[test]
-    fn an_unknown_word_proposes_the_nearest_keys_and_words_of_different_keys_do_not() {
-        let nearest = |word| match paths(&[word]) {
-            Err(NoSuchKey::Unknown { nearest, .. }) => nearest,
-            found => panic!("{found:?}"),
-        };
-        assert_eq!(nearest("optimizer.learning_rate")[0], "optimizer.lr");
-        assert_eq!(nearest("clip_nrom")[0], "optimizer.clip_norm");
-        assert_eq!(nearest("clip_nrom").len(), NEAREST);
-        assert_eq!(paths(&["mesh.tp", "optimizer.lr"]), Err(NoSuchKey::NotTogether));
-    }
-
-    #[test]
-    fn the_words_of_a_kind_are_of_its_toml_type() {
-        for key in SCHEMA {
-            let Some(default) = key.default_value() else { continue };
-            assert!(key.kind.toml_type().split(" or ").any(|word| word == default.type_str()), "{}", key.path);
-        }
-    }
-}

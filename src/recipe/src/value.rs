@@ -65,7 +65,7 @@ pub(crate) fn accept(key: &Key, value: &Value) -> Result<Value, BadValue> {
                 (Kind::Int { max, .. }, Value::Integer(number)) if *number > max => {
                     format!("expected a whole number of at most {max}, found {}", found(value))
                 }
-                _ => format!("expected {}, found {}", expected(key.kind), found(value)),
+                _ => format!("expected {}, found {}", key.kind.in_words(), found(value)),
             },
             fix: fix(key, value),
         }),
@@ -84,7 +84,7 @@ fn accept_set(set: &toml::Table) -> Result<toml::Table, BadValue> {
         return Err(BadValue { why: "a data set has no index, the folder of its latents".into(), fix: example() });
     };
     let wrong = |key: &str, kind: Kind, value: &Value| BadValue {
-        why: format!("{key} of the data set \"{index}\": expected {}, found {}", expected(kind), found(value)),
+        why: format!("{key} of the data set \"{index}\": expected {}, found {}", kind.in_words(), found(value)),
         fix: format!("correct it, or remove the set if it is not to be used: {}", example()),
     };
     let mut accepted = set.clone();
@@ -138,7 +138,7 @@ fn accept_group(group: &toml::Table) -> Result<toml::Table, BadValue> {
         let Some(number) = number.filter(|number| within(bounds, *number)) else {
             let why = format!(
                 "{key} of the group \"{pattern}\": expected {}, found {}",
-                expected(Kind::Float(bounds)),
+                Kind::Float(bounds).in_words(),
                 found(value)
             );
             return Err(BadValue { why, fix: example() });
@@ -246,6 +246,13 @@ pub(crate) fn shown(value: &Value) -> String {
     }
 }
 
+impl Key {
+    /// Returns the default as a recipe writes it; `None` if the key must be set.
+    pub fn default_text(&self) -> Option<String> {
+        self.default_value().map(|value| shown(&value))
+    }
+}
+
 fn within(bounds: Bounds, number: f64) -> bool {
     number.is_finite()
         && match bounds {
@@ -272,32 +279,34 @@ fn not_one_of(word: &str, choice: &[&str]) -> BadValue {
     BadValue { why: format!("there is no \"{word}\""), fix: fix.unwrap_or_else(|| format!("use one of {known}")) }
 }
 
-/// Returns the values of a kind in words.
-pub(crate) fn expected(kind: Kind) -> String {
-    match kind {
-        Kind::Name => "a name of up to 40 letters, digits and '-'".into(),
-        Kind::Path => "a path in quotes".into(),
-        Kind::OptionalPath => "a path in quotes, or \"\" for none".into(),
-        Kind::Int { min, max: MANY.. } => format!("a whole number of at least {min}"),
-        Kind::Int { min, max } => format!("a whole number from {min} to {max}"),
-        Kind::Float(Bounds::Positive) => "a number above 0".into(),
-        Kind::Float(Bounds::NotNegative) => "a number of at least 0".into(),
-        Kind::Float(Bounds::Fraction) => "a number from 0 to below 1".into(),
-        Kind::Float(Bounds::Share) => "a number from 0 to 1".into(),
-        Kind::Bool => "true or false".into(),
-        Kind::OneOf(words) => words.iter().map(|word| format!("\"{word}\"")).collect::<Vec<_>>().join(" or "),
-        Kind::Time => "a duration such as \"90s\", \"30m\", \"4h\" or \"1d12h\", or \"none\"".into(),
-        Kind::Text => "a string in quotes".into(),
-        Kind::Words => "a list of strings".into(),
-        Kind::Patterns => "a list of regular expressions of parameter names".into(),
-        Kind::Groups => "tables [[optimizer.groups]] with match, lr and weight_decay".into(),
-        Kind::Buckets => "tables [[data.buckets]] with frames, height and width".into(),
-        Kind::Sets => "tables [[data.sets]] with index and, as needed, repeats or weight".into(),
-        Kind::ListOf(words) => {
-            format!("a list of {}", words.iter().map(|w| format!("\"{w}\"")).collect::<Vec<_>>().join(", "))
+impl Kind {
+    /// Returns the accepted values in words, with their bounds: `a whole number from 0 to 6`.
+    pub fn in_words(self) -> String {
+        match self {
+            Kind::Name => "a name of up to 40 letters, digits and '-'".into(),
+            Kind::Path => "a path in quotes".into(),
+            Kind::OptionalPath => "a path in quotes, or \"\" for none".into(),
+            Kind::Int { min, max: MANY.. } => format!("a whole number of at least {min}"),
+            Kind::Int { min, max } => format!("a whole number from {min} to {max}"),
+            Kind::Float(Bounds::Positive) => "a number above 0".into(),
+            Kind::Float(Bounds::NotNegative) => "a number of at least 0".into(),
+            Kind::Float(Bounds::Fraction) => "a number from 0 to below 1".into(),
+            Kind::Float(Bounds::Share) => "a number from 0 to 1".into(),
+            Kind::Bool => "true or false".into(),
+            Kind::OneOf(words) => words.iter().map(|word| format!("\"{word}\"")).collect::<Vec<_>>().join(" or "),
+            Kind::Time => "a duration such as \"90s\", \"30m\", \"4h\" or \"1d12h\", or \"none\"".into(),
+            Kind::Text => "a string in quotes".into(),
+            Kind::Words => "a list of strings".into(),
+            Kind::Patterns => "a list of regular expressions of parameter names".into(),
+            Kind::Groups => "tables [[optimizer.groups]] with match, lr and weight_decay".into(),
+            Kind::Buckets => "tables [[data.buckets]] with frames, height and width".into(),
+            Kind::Sets => "tables [[data.sets]] with index and, as needed, repeats or weight".into(),
+            Kind::ListOf(words) => {
+                format!("a list of {}", words.iter().map(|w| format!("\"{w}\"")).collect::<Vec<_>>().join(", "))
+            }
+            Kind::Variables => "variables with string values, NAME = \"value\"".into(),
+            Kind::Trainable => "\"all\", \"qkvo\", \"lora\" or a list of regular expressions of parameter names".into(),
         }
-        Kind::Variables => "variables with string values, NAME = \"value\"".into(),
-        Kind::Trainable => "\"all\", \"qkvo\", \"lora\" or a list of regular expressions of parameter names".into(),
     }
 }
 
@@ -418,5 +427,13 @@ mod tests {
             format!("{path}={text}: {why}\n    {fix}")
         });
         insta::assert_snapshot!(lines.join("\n"));
+    }
+
+    #[test]
+    fn a_default_has_the_toml_type_of_its_kind() {
+        for key in crate::SCHEMA {
+            let Some(default) = key.default_value() else { continue };
+            assert!(key.kind.toml_type().split(" or ").any(|word| word == default.type_str()), "{}", key.path);
+        }
     }
 }
