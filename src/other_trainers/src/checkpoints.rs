@@ -15,7 +15,7 @@ const DEPTH: usize = 3;
 /// This is cheap: it checks sizes, not checksums.
 ///
 /// # Errors
-/// [`Error::Io`] if the folder of checkpoints cannot be listed; a missing one is an empty list.
+/// [`Error::File`] if the folder of checkpoints cannot be listed; a missing one is an empty list.
 pub fn checkpoints(run: &RunDir) -> Result<Vec<CheckpointEntry>, Error> {
     match command_output(run) {
         Some((output, trainer)) => list(run, &output, trainer),

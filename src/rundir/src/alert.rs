@@ -234,7 +234,7 @@ impl RunDir {
     /// Opens the alerts file of a writer for appending. Creates the folder and the file if they do not exist.
     ///
     /// # Errors
-    /// [`Error::Io`].
+    /// [`Error::File`].
     pub fn append_alerts(&self, writer: AlertWriter) -> Result<LineAppender, Error> {
         let path = self.alerts_file(writer);
         fs::create_dir_all(self.alerts()).map_err(|error| Error::io("make", &self.alerts(), error))?;
@@ -244,7 +244,7 @@ impl RunDir {
     /// Records that a user acknowledged an alert, or snoozed it or the run.
     ///
     /// # Errors
-    /// [`Error::Io`].
+    /// [`Error::File`].
     pub fn mute_alerts(&self, mute: Mute) -> Result<(), Error> {
         let mut file = self.append_alerts(AlertWriter::User)?;
         file.append(&AlertLine::Muted(mute)).map_err(|error| Error::io("write", file.path(), error))
@@ -278,7 +278,7 @@ impl AlertReader {
     /// Reads the new lines.
     ///
     /// # Errors
-    /// [`Error::Io`]; a missing file is empty, and bad lines are skipped.
+    /// [`Error::File`]; a missing file is empty, and bad lines are skipped.
     pub fn poll(&mut self) -> Result<(), Error> {
         // Most runs have no alerts.
         if self.alerts.is_empty() && self.mutes.is_empty() && !self.run.alerts().is_dir() {

@@ -206,7 +206,7 @@ impl RunDir {
     /// Returns the numbers of all attempts, ascending. An attempt without `attempt.toml` counts, because its folder is the lock.
     ///
     /// # Errors
-    /// [`Error::Io`]; a missing folder is an empty list.
+    /// [`Error::File`]; a missing folder is an empty list.
     pub fn attempt_numbers(&self) -> Result<Vec<u32>, Error> {
         let dir = self.attempts();
         let entries = match fs::read_dir(&dir) {

@@ -70,7 +70,7 @@ impl BaseWeights {
     /// Describes the base of new adapters: `weights` or, if `weights` is a checkpoint of adapters, its base.
     ///
     /// # Errors
-    /// [`Error::Io`] if the manifest of `weights` cannot be read.
+    /// [`Error::File`] if the manifest of `weights` cannot be read.
     pub fn of(weights: &Checkpoint, scale: f64) -> Result<Self, Error> {
         match &weights.manifest.base {
             Some(base) => Ok(BaseWeights { scale, ..base.clone() }),
@@ -198,7 +198,7 @@ impl Checkpoint {
     /// Returns the size and hash of the manifest, which has the checksums of all files.
     ///
     /// # Errors
-    /// [`Error::Io`].
+    /// [`Error::File`].
     pub fn manifest_sum(&self) -> Result<FileSum, Error> {
         file_sum(&self.dir.join(step_files::MANIFEST))
     }
@@ -209,7 +209,7 @@ impl Checkpoint {
     ///
     /// # Errors
     /// [`Error::Incomplete`] with the first thing that is missing or wrong, [`Error::Newer`] for a newer format, and
-    /// [`Error::Io`] if the file system does not answer, so that it is unknown whether the checkpoint is complete.
+    /// [`Error::File`] if the file system does not answer, so that it is unknown whether the checkpoint is complete.
     pub fn open(dir: &Utf8Path) -> Result<Self, Error> {
         let incomplete = |why: String| Error::Incomplete { dir: dir.to_owned(), why };
         let manifest = match CheckpointManifest::read(dir) {
@@ -266,7 +266,7 @@ impl Checkpoint {
     /// that [`Checkpoint::open`] refuses it from then on.
     ///
     /// # Errors
-    /// [`Error::Checksum`] if they differ, or [`Error::Io`] if the file cannot be read.
+    /// [`Error::Checksum`] if they differ, or [`Error::File`] if the file cannot be read.
     pub fn verify_file(&self, wanted: &FileSum) -> Result<(), Error> {
         let path = self.dir.join(&wanted.name);
         let found = file_sum(&path)?.xxh3;
@@ -420,7 +420,7 @@ pub fn xxh3_hex(bytes: &[u8]) -> String {
 /// Reads a file and returns its manifest entry.
 ///
 /// # Errors
-/// [`Error::Io`].
+/// [`Error::File`].
 pub fn file_sum(path: &Utf8Path) -> Result<FileSum, Error> {
     let sum = || -> io::Result<FileSum> {
         let mut file = text_file::open_regular(path)?;

@@ -335,7 +335,7 @@ impl LogLine for Event {
 /// Reads all events of a run, which rank 0, the nodes' supervisors and the healer recorded, sorted by time.
 ///
 /// # Errors
-/// [`Error::Io`]; a missing file is empty, and bad lines are skipped.
+/// [`Error::File`]; a missing file is empty, and bad lines are skipped.
 pub fn read_events(run: &RunDir) -> Result<Vec<Event>, Error> {
     let mut files = vec![run.events(), run.healer_events()];
     for node in run.node_ids()? {

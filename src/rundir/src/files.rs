@@ -76,7 +76,7 @@ pub fn user_folder(variable: &str, default: &str) -> Option<Utf8PathBuf> {
 /// Writes a value as TOML, atomically.
 ///
 /// # Errors
-/// [`Error::Io`], or [`Error::Malformed`] when the value has no TOML form.
+/// [`Error::File`], or [`Error::Malformed`] when the value has no TOML form.
 pub fn write_toml<T: Serialize>(path: &Utf8Path, value: &T) -> Result<(), Error> {
     write_atomic(path, toml_text(path, value)?.as_bytes())
 }
@@ -93,7 +93,7 @@ pub(crate) fn toml_text<T: Serialize>(path: &Utf8Path, value: &T) -> Result<Stri
 /// rights of the owner (see [`crate::Mistrust`]).
 ///
 /// # Errors
-/// [`Error::Io`]; the temporary file is removed.
+/// [`Error::File`]; the temporary file is removed.
 pub fn write_atomic(path: &Utf8Path, bytes: &[u8]) -> Result<(), Error> {
     static UNIQUE: AtomicU32 = AtomicU32::new(0);
     let dir = path.parent().filter(|p| !p.as_str().is_empty()).unwrap_or(Utf8Path::new("."));
@@ -115,7 +115,7 @@ pub fn write_atomic(path: &Utf8Path, bytes: &[u8]) -> Result<(), Error> {
 /// Writes a new file that only its owner can access.
 ///
 /// # Errors
-/// [`Error::Io`] if the file exists already or cannot be written.
+/// [`Error::File`] if the file exists already or cannot be written.
 pub fn write_private(path: &Utf8Path, bytes: &[u8]) -> Result<(), Error> {
     let write = || {
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;

@@ -32,7 +32,7 @@ impl RunDir {
     /// Takes the lock of the healer. Returns `None` if another process has it.
     ///
     /// # Errors
-    /// [`Error::Io`] when the file cannot be made or locked, [`Error::Locked`] when another user has locked it.
+    /// [`Error::File`] when the file cannot be made or locked, [`Error::Locked`] when another user has locked it.
     pub fn lock_healer(&self, healer: &Healer) -> Result<Option<HealerLock>, Error> {
         lock_program(&self.healer_file(), healer)
     }

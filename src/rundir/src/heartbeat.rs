@@ -101,7 +101,7 @@ impl RunDir {
     /// node.
     ///
     /// # Errors
-    /// [`Error::Io`].
+    /// [`Error::File`].
     pub fn write_heartbeat(&self, node: &NodeId, attempt: u32, beat: &Heartbeat) -> Result<(), Error> {
         replace(&self.heartbeat(node, attempt, beat.rank), beat)
     }
@@ -114,7 +114,7 @@ impl RunDir {
     /// Records the collectives of a rank. The file is not synced.
     ///
     /// # Errors
-    /// [`Error::Io`].
+    /// [`Error::File`].
     pub fn write_rank_collectives(&self, node: &NodeId, attempt: u32, record: &RankCollectives) -> Result<(), Error> {
         replace(&self.rank_collectives(node, attempt, record.rank), record)
     }

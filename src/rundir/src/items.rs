@@ -193,7 +193,7 @@ impl RunDir {
     /// Writes `queue.json` of an attempt.
     ///
     /// # Errors
-    /// [`Error::Io`].
+    /// [`Error::File`].
     pub fn write_queue_ready(&self, attempt: u32, ready: &QueueReady) -> Result<(), Error> {
         write_json(&self.queue_ready(attempt), ready)
     }
@@ -208,7 +208,7 @@ impl RunDir {
     /// Writes the progress of a rank.
     ///
     /// # Errors
-    /// [`Error::Io`].
+    /// [`Error::File`].
     pub fn write_rank_progress(&self, node: &NodeId, attempt: u32, progress: &RankProgress) -> Result<(), Error> {
         write_json(&self.rank_progress(node, attempt, progress.rank), progress)
     }

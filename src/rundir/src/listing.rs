@@ -91,7 +91,7 @@ impl CheckpointEntry {
 /// Sizes are checked and checksums are not, so this is cheap.
 ///
 /// # Errors
-/// [`Error::Io`] if the folder of checkpoints cannot be listed; a missing one is an empty list.
+/// [`Error::File`] if the folder of checkpoints cannot be listed; a missing one is an empty list.
 pub fn step_checkpoints(run: &RunDir) -> Result<Vec<CheckpointEntry>, Error> {
     let dir = run.checkpoints();
     let folder = match fs::read_dir(&dir) {

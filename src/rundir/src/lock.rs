@@ -73,7 +73,7 @@ pub(crate) fn open_lock(path: &Utf8Path, users: LockUsers) -> io::Result<File> {
 /// Takes the lock of an open file. Waits for some seconds while another process has it.
 ///
 /// # Errors
-/// [`Error::Locked`] with the process that has the lock, or [`Error::Io`].
+/// [`Error::Locked`] with the process that has the lock, or [`Error::File`].
 pub(crate) fn lock(file: &File, path: &Utf8Path) -> Result<(), Error> {
     lock_within(file, path, PATIENCE)
 }

@@ -49,7 +49,7 @@ impl RunDir {
     /// Writes the token of an attempt. An existing token is kept.
     ///
     /// # Errors
-    /// [`Error::Io`].
+    /// [`Error::File`].
     pub fn make_peer_token(&self, attempt: u32) -> Result<(), Error> {
         let path = self.peer_token(attempt);
         let token = PeerToken::random().map_err(|error| Error::io("write", &path, error))?;
@@ -62,7 +62,7 @@ impl RunDir {
     /// Reads the token of an attempt.
     ///
     /// # Errors
-    /// [`Error::Io`], or [`Error::Malformed`] if the file is not a token.
+    /// [`Error::File`], or [`Error::Malformed`] if the file is not a token.
     pub fn read_peer_token(&self, attempt: u32) -> Result<PeerToken, Error> {
         let path = self.peer_token(attempt);
         let text = fs::read_to_string(&path).map_err(|error| Error::io("read", &path, error))?;

@@ -121,7 +121,7 @@ impl RunDir {
     /// Returns the nodes that have a folder in the run, sorted by name.
     ///
     /// # Errors
-    /// [`Error::Io`]; a missing folder is an empty list.
+    /// [`Error::File`]; a missing folder is an empty list.
     pub fn node_ids(&self) -> Result<Vec<NodeId>, Error> {
         let dir = self.nodes();
         let entries = match fs::read_dir(&dir) {
@@ -172,7 +172,7 @@ impl RunDir {
     /// Records the error of a rank for the supervisor of its node.
     ///
     /// # Errors
-    /// [`Error::Io`].
+    /// [`Error::File`].
     pub fn write_rank_failure(&self, node: &NodeId, attempt: u32, rank: usize, failure: &Failure) -> Result<(), Error> {
         let path = self.rank_failure(node, attempt, rank);
         let json = serde_json::to_vec(failure).map_err(|error| Error::malformed(&path, error.to_string()))?;
@@ -182,7 +182,7 @@ impl RunDir {
     /// Writes the memory snapshot of a rank that ran out of memory.
     ///
     /// # Errors
-    /// [`Error::Io`].
+    /// [`Error::File`].
     pub fn write_memory_snapshot(
         &self,
         node: &NodeId,

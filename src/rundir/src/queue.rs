@@ -120,7 +120,7 @@ impl Queue {
     /// users that cannot be read are skipped.
     ///
     /// # Errors
-    /// [`Error::Io`] or [`Error::Malformed`] of a file of this user.
+    /// [`Error::File`] or [`Error::Malformed`] of a file of this user.
     pub fn entries(&self) -> Result<Vec<QueueEntry>, Error> {
         let files = match self.folder.read_dir_utf8() {
             Ok(files) => files,
@@ -160,7 +160,7 @@ impl Queue {
     /// * `change` — gets the entries, as [`Queue::entries`] returns them, and the number of the next new entry.
     ///
     /// # Errors
-    /// The errors of `change`, [`Error::Io`], and [`Error::Locked`] if the lock is not released in time.
+    /// The errors of `change`, [`Error::File`], and [`Error::Locked`] if the lock is not released in time.
     pub fn change<T, E: From<Error>>(
         &self,
         change: impl FnOnce(&mut Vec<QueueEntry>, u32) -> Result<T, E>,
@@ -192,7 +192,7 @@ impl Queue {
     /// Takes the lock of this user's worker. Returns `None` if another process of this user has it.
     ///
     /// # Errors
-    /// [`Error::Io`] when the file cannot be made or locked, [`Error::Locked`] when another user has locked it.
+    /// [`Error::File`] when the file cannot be made or locked, [`Error::Locked`] when another user has locked it.
     pub fn lock_worker(&self, worker: &QueueWorker) -> Result<Option<HealerLock>, Error> {
         fs::create_dir_all(&self.folder).map_err(|error| Error::io("create", &self.folder, error))?;
         lock_program(&self.of_user("worker"), worker)
@@ -210,7 +210,7 @@ impl Queue {
     /// the worker to start the entry.
     ///
     /// # Errors
-    /// [`Error::Io`] if the queue cannot be locked.
+    /// [`Error::File`] if the queue cannot be locked.
     pub fn end_worker(&self, lock: HealerLock) -> Result<Option<HealerLock>, Error> {
         let _changes = match self.lock() {
             Ok(changes) => changes,

@@ -9,7 +9,7 @@ use std::io;
 /// Pins a checkpoint, so that it stays when old checkpoints are removed.
 ///
 /// # Errors
-/// [`Error::Io`].
+/// [`Error::File`].
 pub fn pin_checkpoint(run: &RunDir, step: u64) -> Result<(), Error> {
     write_atomic(&run.pin_file(step), b"")
 }
@@ -17,7 +17,7 @@ pub fn pin_checkpoint(run: &RunDir, step: u64) -> Result<(), Error> {
 /// Unpins a checkpoint, so that it can be removed as old. Does nothing if it is not pinned.
 ///
 /// # Errors
-/// [`Error::Io`].
+/// [`Error::File`].
 pub fn unpin_checkpoint(run: &RunDir, step: u64) -> Result<(), Error> {
     let file = run.pin_file(step);
     match fs::remove_file(&file) {
@@ -30,7 +30,7 @@ pub fn unpin_checkpoint(run: &RunDir, step: u64) -> Result<(), Error> {
 /// missing files. Also removes the folders of interrupted removals.
 ///
 /// # Errors
-/// [`Error::Io`].
+/// [`Error::File`].
 pub fn remove_checkpoint(run: &RunDir, step: u64) -> Result<(), Error> {
     let (folder, aside) = (run.step_dir(step), run.checkpoints().join(format!("{REMOVING}{step:08}")));
     remove_removed(run)?;

@@ -195,7 +195,7 @@ impl SampleFolder {
     /// folder of a run is always its own.
     ///
     /// # Errors
-    /// [`Error::Io`] if the folder cannot be written.
+    /// [`Error::File`] if the folder cannot be written.
     pub fn claim(&self, run: &RunId) -> Result<SampleClaim, Error> {
         let Self::Named { folder, .. } = self else { return Ok(SampleClaim::Own) };
         fs::create_dir_all(folder).map_err(|error| Error::io("create", folder, error))?;
@@ -306,7 +306,7 @@ impl SampleSidecar {
     /// Writes a sidecar.
     ///
     /// # Errors
-    /// [`Error::Io`].
+    /// [`Error::File`].
     pub fn write(&self, path: &Utf8Path) -> Result<(), Error> {
         let text = serde_json::to_vec_pretty(self).map_err(|error| Error::malformed(path, error.to_string()))?;
         write_atomic(path, &text)

@@ -35,7 +35,7 @@ impl Staging {
     /// Creates the staging folder and removes the files of an interrupted save.
     ///
     /// # Errors
-    /// [`Error::Io`].
+    /// [`Error::File`].
     pub fn prepare(&self) -> Result<(), Error> {
         self.folder.prepare()
     }
@@ -43,7 +43,7 @@ impl Staging {
     /// Removes the staging folder of a save that failed.
     ///
     /// # Errors
-    /// [`Error::Io`].
+    /// [`Error::File`].
     pub fn abandon(&self) -> Result<(), Error> {
         self.folder.abandon()
     }
@@ -52,7 +52,7 @@ impl Staging {
     /// bytes.
     ///
     /// # Errors
-    /// [`Error::Io`], or [`Error::Incomplete`] when the manifest does not describe whole tensors.
+    /// [`Error::File`], or [`Error::Incomplete`] when the manifest does not describe whole tensors.
     pub fn seal(&self, state: &TrainState, mut manifest: CheckpointManifest) -> Result<u64, Error> {
         let dir = self.dir();
         write_toml(&dir.join(step_files::STATE), state)?;
@@ -65,7 +65,7 @@ impl Staging {
     /// Renames a sealed checkpoint to its final path, and returns that path. It stays pinned if it replaces a pinned one.
     ///
     /// # Errors
-    /// [`Error::Io`].
+    /// [`Error::File`].
     pub fn publish(&self) -> Result<Utf8PathBuf, Error> {
         if self.folder.place().join(step_files::PINNED).exists() {
             write_atomic(&self.dir().join(step_files::PINNED), b"")?;

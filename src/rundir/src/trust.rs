@@ -70,7 +70,7 @@ fn fault(access: Access, user: u32) -> Option<Fault> {
 /// Returns why a file or folder must not start programs with the rights of this user; `None` if it may.
 ///
 /// # Errors
-/// [`Error::Io`] if it does not exist or cannot be examined.
+/// [`Error::File`] if it does not exist or cannot be examined.
 pub fn mistrust(path: &Utf8Path) -> Result<Option<Mistrust>, Error> {
     let io = |error| Error::io("read", path, error);
     // A link belongs to the user who chose the file.

@@ -43,7 +43,7 @@ impl WholeFolder {
     /// the final path already.
     ///
     /// # Errors
-    /// [`Error::Io`].
+    /// [`Error::File`].
     pub fn prepare(&self) -> Result<(), Error> {
         if self.place.exists() {
             remove(&self.aside())?;
@@ -70,7 +70,7 @@ impl WholeFolder {
     /// Removes the files that were written so far.
     ///
     /// # Errors
-    /// [`Error::Io`].
+    /// [`Error::File`].
     pub fn abandon(&self) -> Result<(), Error> {
         remove(&self.dir)
     }
@@ -80,7 +80,7 @@ impl WholeFolder {
     /// The old folder is renamed first and removed last, so that there is always a complete folder on the disk.
     ///
     /// # Errors
-    /// [`Error::Io`].
+    /// [`Error::File`].
     pub fn commit(&self) -> Result<(), Error> {
         sync_dir(&self.dir)?;
         let aside = self.aside();

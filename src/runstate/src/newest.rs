@@ -56,7 +56,7 @@ impl NewestCache {
     /// Returns the newest lines of a run, with the events of these nodes.
     ///
     /// # Errors
-    /// [`Error::Io`]; a missing file is empty, and bad lines are skipped.
+    /// [`Error::File`]; a missing file is empty, and bad lines are skipped.
     pub fn newest<'a>(&self, run: &RunDir, nodes: impl IntoIterator<Item = &'a NodeId>) -> Result<Arc<Newest>, Error> {
         let tails = self.tails(run);
         let mut tails = tails.lock().unwrap_or_else(PoisonError::into_inner);
@@ -134,7 +134,7 @@ impl RunTails {
 /// Reads the last samples of a run, oldest first, without reading the whole file.
 ///
 /// # Errors
-/// [`Error::Io`]; a missing file is an empty list, and bad lines are skipped.
+/// [`Error::File`]; a missing file is an empty list, and bad lines are skipped.
 pub fn recent_metrics(run: &RunDir) -> Result<Vec<MetricSample>, Error> {
     let path = run.metrics();
     Ok(recent(&path).map_err(|error| Error::io("read", &path, error))?.1)
