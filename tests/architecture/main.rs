@@ -101,7 +101,7 @@ const CIRCLES: [(&str, usize); 9] = [
     ("rundir", 5),
     ("trainer", 17),
     ("video", 4),
-    ("vidtui", 11),
+    ("vidtui", 12),
     ("weights", 8),
     ("xtask", 2),
 ];
