@@ -65,7 +65,7 @@ impl Error {
         }
     }
 
-    /// Returns what failed.
+    /// Returns the kind of the error.
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::Torch { source, .. } => source.kind,

@@ -138,7 +138,7 @@ impl Key {
     }
 }
 
-/// What the declaration of a key states besides its name, meaning, type and default.
+/// The properties of a key besides its name, meaning, type and default.
 #[derive(Clone, Copy)]
 pub(crate) struct Spec {
     kind: Kind,

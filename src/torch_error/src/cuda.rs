@@ -7,11 +7,11 @@ pub struct CudaError {
     pub code: i32,
     /// CUDA's words for it, as `cudaGetErrorString` returns them.
     pub words: &'static str,
-    /// What failed.
+    /// The kind of the fault.
     pub fault: Fault,
 }
 
-/// What an error of a device reports.
+/// The kind of a fault that a code reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
     /// A defect of the GPU, of its links or of its driver. It can recur on this node with any program.

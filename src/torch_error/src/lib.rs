@@ -14,13 +14,13 @@ use tch::TchError;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{text}")]
 pub struct TorchError {
-    /// What failed.
+    /// The kind of the error.
     pub kind: ErrorKind,
     /// The message of libtorch, without the source locations and the stack.
     pub text: String,
 }
 
-/// What failed in an error of libtorch.
+/// The kind of an error of libtorch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ErrorKind {
     /// Memory is exhausted, that of the device or of the host.

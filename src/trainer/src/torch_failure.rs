@@ -19,9 +19,17 @@ pub fn failed(error: c10d::Error) -> Failure {
     }
     match error.kind() {
         ErrorKind::OutOfMemory => out_of_memory::failure(&error),
-        ErrorKind::Device(code) => device_failed(code, text),
         ErrorKind::Peer | ErrorKind::Nccl => peer_lost(text),
-        _ => internal(text),
+        // Other codes of CUDA report a call that the program made wrongly, such as an invalid argument.
+        kind => fault(kind).map_or_else(|| internal(&text), |fault| device_failed(fault, &text)),
+    }
+}
+
+/// Returns the fault of a device that an error of this kind reports; `None` for other errors.
+fn fault(kind: ErrorKind) -> Option<CudaError> {
+    match kind {
+        ErrorKind::Device(code) => CudaError::of_code(code),
+        _ => None,
     }
 }
 
@@ -35,21 +43,21 @@ fn peer_lost(text: String) -> Failure {
     Failure::peer_lost(None, text, fix)
 }
 
-fn internal(text: String) -> Failure {
+fn internal(text: &str) -> Failure {
     let what = format!("an operation of libtorch failed in the phase '{}'", phase::current().name());
     let fix = "read the log of the rank; resume from the last checkpoint; if it fails again, report it with the log";
     Failure::new(ErrorCode::Internal, what, text, fix)
 }
 
-/// Returns the failure of a device that reported an error with this code of CUDA.
-fn device_failed(code: i32, text: String) -> Failure {
+/// Returns the failure of a device that reported a fault.
+fn device_failed(error: CudaError, text: &str) -> Failure {
     let what = format!("the GPU of this rank failed in the phase '{}'", phase::current().name());
-    Failure::new(ErrorCode::DeviceFailed, what, text, cure(code))
+    Failure::new(ErrorCode::DeviceFailed, what, text, cure(error))
 }
 
-/// Returns what to do after an error of CUDA.
-fn cure(code: i32) -> &'static str {
-    match (code, CudaError::of_code(code).map(|error| error.fault)) {
+/// Returns what to do after a fault of a device.
+fn cure(error: CudaError) -> &'static str {
+    match (error.code, error.fault) {
         (214, _) => {
             "GPU memory is faulty: see `nvidia-smi -q -d ECC,ROW_REMAPPER` on that node; resume without the node, and have the GPU reset or \
              replaced"
@@ -65,14 +73,16 @@ fn cure(code: i32) -> &'static str {
         (802, _) => {
             "the driver is not ready: on nodes with NVSwitch, start nvidia-fabricmanager; then resume from the last checkpoint"
         }
-        (_, Some(Fault::Unavailable)) => {
+        (_, Fault::Unavailable) => {
             "see `nvidia-smi` on that node: another process may hold the GPU, or its driver may not fit; then resume from the last checkpoint"
         }
-        (_, Some(Fault::Kernel)) => {
+        (_, Fault::Kernel) => {
             "see `dmesg | grep Xid` on that node; resume from the last checkpoint; if it fails at the same step, the trainer has a defect, \
              otherwise the GPU"
         }
-        _ => "see `nvidia-smi` and `dmesg | grep Xid` on that node; resume without the node, and have the GPU checked",
+        (_, Fault::Hardware) => {
+            "see `nvidia-smi` and `dmesg | grep Xid` on that node; resume without the node, and have the GPU checked"
+        }
     }
 }
 
@@ -89,13 +99,9 @@ pub fn ends_rank(failure: &Failure) -> bool {
 pub fn with_device(failure: Failure, device: Option<Device>) -> Failure {
     let may_hide_it = matches!(failure.code, ErrorCode::Internal | ErrorCode::PeerLost);
     let Some(Device::Cuda(gpu)) = device.filter(|_| may_hide_it) else { return failure };
-    match c10d::cuda::reported_error(gpu) {
-        Err(error) => match error.kind() {
-            ErrorKind::Device(code) => device_failed(code, format!("{error}; {}", failure.why)),
-            _ => failure,
-        },
-        Ok(()) => failure,
-    }
+    let Err(error) = c10d::cuda::reported_error(gpu) else { return failure };
+    fault(error.kind())
+        .map_or_else(|| failure.clone(), |fault| device_failed(fault, &format!("{error}; {}", failure.why)))
 }
 
 #[cfg(test)]
@@ -112,7 +118,9 @@ mod tests {
         for (kind, code) in [
             (ErrorKind::OutOfMemory, ErrorCode::OutOfMemory),
             (ErrorKind::Device(214), ErrorCode::DeviceFailed),
-            (ErrorKind::Device(12_345), ErrorCode::DeviceFailed),
+            (ErrorKind::Device(700), ErrorCode::DeviceFailed),
+            // An invalid argument is no fault of the device: healing must not leave its node out.
+            (ErrorKind::Device(1), ErrorCode::Internal),
             (ErrorKind::Other, ErrorCode::Internal),
         ] {
             let failure = of(kind);
@@ -127,6 +135,7 @@ mod tests {
 
     #[test]
     fn each_fault_of_a_gpu_has_a_cure_of_its_own() {
+        let cure = |code| cure(CudaError::of_code(code).unwrap());
         let cures: std::collections::BTreeSet<&str> = [214, 220, 702, 802, 46, 700, 999].map(cure).into();
         assert_eq!(cures.len(), 7);
         assert!(cure(214).contains("ECC") && cure(220).contains("nvlink") && cure(802).contains("fabricmanager"));

@@ -9,7 +9,7 @@ use crate::model::{EarlierSearch, Input, LogLine, LogsScreen, Model, Purpose, Ru
 use crate::rank_set::RankSet;
 use crate::run_actions;
 use crate::run_state::{StateKind, short_id};
-use crate::screens::{Behaviour, NO_RUNS, Press, run};
+use crate::screens::{Behaviour, Press, open_with_run, run};
 use crate::text;
 use crate::widgets::{write, write_centered, write_split};
 use ratatui_core::buffer::Buffer;
@@ -192,13 +192,9 @@ impl Behaviour for Logs {
     }
 
     fn open(&self, model: &mut Model) {
-        match model.run_to_open() {
-            Some(run) => {
-                model.open_run(run);
-                run_actions::act(model, Action::Logs);
-            }
-            None => model.warn(NO_RUNS),
-        }
+        open_with_run(model, |model| {
+            run_actions::act(model, Action::Logs);
+        });
     }
 
     fn subject(&self, model: &Model, room: usize) -> String {

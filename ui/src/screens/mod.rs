@@ -142,6 +142,26 @@ pub trait Behaviour: Sync {
     fn show_range(&self, _: &mut Model, _range: (f64, f64)) {}
 }
 
+/// Opens a screen of a run: the open run, the selected one or the newest. A warning states that there are none.
+fn open_with_run(model: &mut Model, open: impl FnOnce(&mut Model)) {
+    match model.run_to_open() {
+        Some(run) => {
+            model.open_run(run);
+            open(model);
+        }
+        None => model.warn(NO_RUNS),
+    }
+}
+
+/// Opens a screen of the selected node. A warning states that none is listed.
+fn open_with_node(model: &mut Model, open: impl FnOnce(&mut Model)) {
+    nodes::open(model, model.fleet.of.clone());
+    match model.selected_node() {
+        Some(_) => open(model),
+        None => model.warn(NO_NODE),
+    }
+}
+
 /// What follows a press of the mouse button.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Press {

@@ -9,7 +9,7 @@ use crate::model::{Model, NodeScreen, Screen, Session};
 use crate::run_state::short_id;
 use crate::screens::node_gpus::{self, GpuColumns};
 use crate::screens::node_history::{self, Lanes};
-use crate::screens::{Behaviour, NO_NODE, Press, Wheel, history_cursor, node_table, nodes, processes};
+use crate::screens::{Behaviour, Press, Wheel, history_cursor, node_table, nodes, open_with_node, processes};
 use crate::text;
 use crate::widgets::{failure_lines, panel, write, write_centered, write_lines};
 use cluster::{GpuProcess, NodeId};
@@ -137,11 +137,7 @@ impl Behaviour for Node {
     }
 
     fn open(&self, model: &mut Model) {
-        nodes::open(model, model.fleet.of.clone());
-        match model.selected_node() {
-            Some(_) => open(model),
-            None => model.warn(NO_NODE),
-        }
+        open_with_node(model, open);
     }
 
     fn tab(&self) -> Action {

@@ -7,7 +7,7 @@ use crate::jobs::Intent;
 use crate::layout;
 use crate::model::{Model, ProcessesScreen, Screen, Session};
 use crate::run_state::{StateKind, short_id};
-use crate::screens::{Behaviour, NO_NODE, Press, nodes, process_details};
+use crate::screens::{Behaviour, Press, nodes, open_with_node, process_details};
 use crate::text;
 use crate::widgets::table::{self, Align, Column, GAP, Rows, Table};
 use crate::widgets::{details, failure_lines, hint, write, write_centered, write_lines};
@@ -170,11 +170,7 @@ impl Behaviour for Processes {
     }
 
     fn open(&self, model: &mut Model) {
-        nodes::open(model, model.fleet.of.clone());
-        match model.selected_node() {
-            Some(_) => open(model),
-            None => model.warn(NO_NODE),
-        }
+        open_with_node(model, open);
     }
 
     fn tab(&self) -> Action {

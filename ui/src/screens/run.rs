@@ -14,7 +14,9 @@ use crate::panel_set;
 use crate::rank_set::RankSet;
 use crate::run_actions;
 use crate::run_state::{StateKind, short_id};
-use crate::screens::{Behaviour, NO_RUNS, Press, Wheel, run_lists, run_marks, run_panels, run_recipe, samples, stages};
+use crate::screens::{
+    Behaviour, Press, Wheel, open_with_run, run_lists, run_marks, run_panels, run_recipe, samples, stages,
+};
 use crate::series::XAxis;
 use crate::series::{SMOOTHING, Track};
 use crate::widgets::line_chart::ChartLine;
@@ -156,10 +158,7 @@ impl Behaviour for Run {
     }
 
     fn open(&self, model: &mut Model) {
-        match model.run_to_open() {
-            Some(run) => model.open_run(run),
-            None => model.warn(NO_RUNS),
-        }
+        open_with_run(model, |_| ());
     }
 
     fn subject(&self, model: &Model, room: usize) -> String {

@@ -8,7 +8,7 @@ use crate::layout::{self, Panel, cut_top};
 use crate::model::{Input, Model, Purpose, RunScreen, Screen, Session};
 use crate::msg::{Clip, RunRow, Size};
 use crate::run_state::short_id;
-use crate::screens::{Behaviour, NO_RUNS, Press, Wheel, run};
+use crate::screens::{Behaviour, Press, Wheel, open_with_run, run};
 use crate::text;
 use crate::widgets::shared_axis::position_at;
 use crate::widgets::{failure_lines, hint, panel as heading_of_panel, write, write_centered, write_lines, write_split};
@@ -131,13 +131,7 @@ impl Behaviour for Samples {
     }
 
     fn open(&self, model: &mut Model) {
-        match model.run_to_open() {
-            Some(run) => {
-                model.open_run(run);
-                open(model);
-            }
-            None => model.warn(NO_RUNS),
-        }
+        open_with_run(model, open);
     }
 
     fn subject(&self, model: &Model, room: usize) -> String {

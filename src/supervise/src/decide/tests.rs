@@ -407,7 +407,7 @@ fn a_rank_that_caused_the_end_of_others_is_the_first_cause_although_it_ends_afte
     sut.exits([signaled(2, SIGKILL)]);
     assert_eq!((sut.failure(), sut.verdict().unwrap().first_failure), (&device, Some(1)));
 
-    // Of ranks that are found dead at the same time, the one whose device failed comes first.
+    // A rank whose device failed comes first among ranks that are found dead at the same time.
     let mut sut = Supervisor::alone(false, 3);
     sut.exits([exited(0, 1), with_device(2), signaled(1, 11)]);
     assert_eq!(sut.verdict().unwrap().first_failure, Some(2));
