@@ -28,6 +28,8 @@ struct WorkHandle {
   c10::intrusive_ptr<Tally> tally;
   at::Device device{at::kCPU};
   std::vector<c10::intrusive_ptr<c10d::Work>> works;
+  // The timeout of the wait; kNoTimeout: the backend has one.
+  Milliseconds timeout = kNoTimeout;
 };
 
 // Locked while a collective starts. libtorch keeps one record of collectives per process, and adds a group to it
@@ -399,7 +401,7 @@ TorchError* vidtui_group_reduce_scatter(GroupHandle* group, const at::Tensor* ou
 
 // Sends part `r` of `input` to rank `r` and receives the other ranks' parts for this rank, in rank order, into `parts`.
 TorchError* vidtui_group_exchange(GroupHandle* group, const at::Tensor* input, const at::Tensor* parts, WorkHandle** out) {
-  return start(group, out, [&](c10d::Backend& backend, auto& works) {
+  TorchError* error = start(group, out, [&](c10d::Backend& backend, auto& works) {
     const int64_t size = backend.getSize(), rank = backend.getRank(), len = input->numel() / size;
     const int tag = static_cast<int>(group->next_tag++ & 0x7fffffff);
     for (int64_t step = 1; step < size; ++step) {
@@ -415,6 +417,9 @@ TorchError* vidtui_group_exchange(GroupHandle* group, const at::Tensor* input, c
       works.push_back(backend.send(part, static_cast<int>(to), tag));
     }
   });
+  // gloo's connections keep the timeout that the group had when it was joined: `setTimeout` reaches collectives, but no send or receive.
+  if (error == nullptr && !group->device) (*out)->timeout = group->backend->getBackendOptions()->timeout;
+  return error;
 }
 
 TorchError* vidtui_group_broadcast(GroupHandle* group, const at::Tensor* tensor, int root, WorkHandle** out) {
@@ -457,7 +462,7 @@ TorchError* vidtui_work_wait(WorkHandle* work) {
   return guarded([&] {
     std::unique_ptr<WorkHandle> owned(work);
     owned->tally->waited.during(owned->device, [&] {
-      for (auto& part : owned->works) part->wait();
+      for (auto& part : owned->works) part->wait(owned->timeout);
     });
   });
 }

@@ -2,7 +2,7 @@
 
 mod together;
 
-use c10d::{Error, Group, Reduce, Result, TokensInFlight};
+use c10d::{Error, Group, Pending, Reduce, Result, TokensInFlight};
 use tch::{Device, Kind, Tensor};
 use together::{TIMEOUT, on_ranks};
 
@@ -320,20 +320,31 @@ fn the_record_of_collectives_has_those_that_are_complete_and_those_that_wait() -
 
 #[test]
 fn a_shorter_timeout_ends_the_collectives_that_start_later() -> Result<()> {
-    let ended = on_ranks(2, |_, store| {
-        let rank = store.add("next-rank", 1)? as usize - 1;
-        let group = Group::gloo(&store.prefix("short"), rank, 2, TIMEOUT, Some("lo"))?;
-        group.barrier()?;
-        group.set_timeout(std::time::Duration::from_secs(1))?;
-        if rank == 1 {
-            store.get("timed out")?;
-            return Ok(None);
-        }
-        let pending = group.all_reduce(&Tensor::ones([3], (Kind::Float, Device::Cpu)), Reduce::Sum)?;
-        let ended = pending.wait();
-        store.set("timed out", b"")?;
-        Ok(Some(ended))
-    })?;
-    assert!(ended.into_iter().flatten().all(|ended| matches!(ended, Err(Error::Torch { .. }))));
+    // gloo reduces and scatters with sends and receives, which have another timeout than its collectives.
+    let ones = |len: i64| Tensor::ones([len], (Kind::Float, Device::Cpu));
+    type Collective<'a> = &'a (dyn Fn(&Group) -> Result<Pending> + Sync);
+    let collectives: [(&str, Collective); 3] = [
+        ("all-reduce", &|group| group.all_reduce(&ones(3), Reduce::Sum)),
+        ("all-gather", &|group| group.all_gather_into(&ones(6), &ones(3))),
+        ("reduce-scatter", &|group| group.reduce_scatter_into(&ones(3), &ones(6), Reduce::Sum)),
+    ];
+    for (name, collective) in collectives {
+        let ended = on_ranks(2, |_, store| {
+            let rank = store.add("next-rank", 1)? as usize - 1;
+            let group = Group::gloo(&store.prefix("short"), rank, 2, TIMEOUT, Some("lo"))?;
+            group.barrier()?;
+            group.set_timeout(std::time::Duration::from_secs(1))?;
+            if rank == 1 {
+                store.get("timed out")?;
+                return Ok(None);
+            }
+            let ended = collective(&group)?.wait();
+            store.set("timed out", b"")?;
+            Ok(Some(ended))
+        })?;
+        let ended = ended.into_iter().flatten().next().expect("one rank waited");
+        let error = ended.expect_err(name);
+        assert!(matches!(error, Error::Torch { .. }) && error.to_string().contains("1000ms"), "{name}: {error}");
+    }
     Ok(())
 }
