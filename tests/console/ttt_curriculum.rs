@@ -115,7 +115,7 @@ fn clips_with_captions_for_3_s_become_a_video_of_several_segments_through_five_s
         let start: &[&str] = if at == 0 { &["launch", &recipe] } else { &["next", "latest"] };
         let started = site.json(&[start, &["--local", "2", "--wait", "--json"]].concat());
         let run = rundir::RunDir::new(started["dir"].as_str().unwrap()).read_run().unwrap();
-        assert_eq!((run.stage.as_deref(), run.recipe().unwrap().model.segments), (Some(stage), segments));
+        assert_eq!((run.stage.as_deref(), run.recipe().unwrap().model.segments()), (Some(stage), segments));
         if at == 0 {
             // The model has one clip to learn. With the VAE's factor instead of the model's, the latent would be 13 % too large.
             let out = site.root.join("3s");

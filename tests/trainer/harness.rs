@@ -208,9 +208,9 @@ impl Scene {
     ) -> Running {
         let source = weights::WeightsSource::open(weights).unwrap_or_else(|failure| panic!("{failure}"));
         let mut model = source.model().unwrap().clone();
-        if model.layer != Layer::None {
+        if model.cogvideox().layer != Layer::None {
             // The sequence lengths of all tests are multiples of 2.
-            model.ttt_mini_batch = 2;
+            model = model.with_cogvideox(|keys| keys.ttt_mini_batch = 2);
         }
         let mut recipe = Recipe::for_sampling(&model, None).unwrap();
         recipe.mesh = mesh_of(mesh);

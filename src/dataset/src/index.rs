@@ -132,7 +132,7 @@ impl Index {
         let model = latents.model;
         let mut identity = String::new();
         let folder = self.path.parent().unwrap_or(Utf8Path::new(""));
-        let mut table = Table::new(&self.path, model.segments);
+        let mut table = Table::new(&self.path, model.segments());
         for sample in &self.samples {
             let tensors = self.locate(sample, latents)?;
             for tensor in &tensors {
@@ -155,7 +155,7 @@ impl Index {
         let latent = self.tensor(sample, &header, name)?;
         latents.check(|what| self.what(sample, what), sample.latent.as_str(), &latent.shape, name == MOMENTS)?;
         let mut located = vec![Located::of(&header, latent, name == MOMENTS)];
-        if sample.text.len() != model.segments {
+        if sample.text.len() != model.segments() {
             return Err(wrong_count(
                 self.what(sample, "has texts for another number of segments"),
                 sample.text.len(),
@@ -216,7 +216,7 @@ pub(crate) fn wrong_count(what: String, texts: usize, model: &Model) -> Failure 
         format!(
             "it has {}, the recipe has {}",
             units::counted(texts, "text"),
-            units::counted(model.segments, "segment")
+            units::counted(model.segments(), "segment")
         ),
         "give one text per segment, or set model.segments",
     )
@@ -403,7 +403,7 @@ mod tests {
     fn every_segment_needs_its_own_text() {
         let (_keep, folder) = temp();
         let index = Index::open(&dataset(&folder)).unwrap();
-        let failure = index.check(&Model { segments: 2, ..model() }).unwrap_err();
+        let failure = index.check(&model().with_cogvideox(|keys| keys.segments = 2)).unwrap_err();
         assert_eq!(failure.code, ErrorCode::InvalidDataset);
         insta::assert_snapshot!(shown(&failure, &folder));
     }

@@ -58,7 +58,12 @@ impl CogVideoX {
 
 /// Returns whether this build has the CUDA kernel for the model's TTT scan and GPU number `gpu` can run it.
 pub fn has_scan_kernel(model: &Model, gpu: usize) -> bool {
-    kernels::ttt::supports(model.layer == Layer::TttMlp, model.head_dim as i64, model.ttt_mini_batch as i64, gpu)
+    kernels::ttt::supports(
+        model.cogvideox().layer == Layer::TttMlp,
+        model.head_dim as i64,
+        model.cogvideox().ttt_mini_batch as i64,
+        gpu,
+    )
 }
 
 /// Returns whether this build has the CUDA kernels for norms, gates and rotary embeddings, and GPU number `gpu` can run them for the model
@@ -98,19 +103,20 @@ pub struct Scan {
 impl Grid {
     /// Computes the grid of a model's own shape, on the CPU.
     pub fn new(model: &Model) -> Self {
+        let own = model.cogvideox();
         // If the number of frames differs from that of the learned table, diffusers adds the sine and cosine table
         // instead.
-        let learned = model.positions == Positions::Learned && !model.ignore_learned_positions;
+        let learned = own.positions == Positions::Learned && !own.ignore_learned_positions;
         let same_frames = model.base()[0].div_ceil(model.patch_size_t) == model.token_frames();
-        let sin_cos = model.positions == Positions::SinCos || (learned && !same_frames);
+        let sin_cos = own.positions == Positions::SinCos || (learned && !same_frames);
         Grid {
             text_tokens: model.text_tokens() as i64,
             video: positions::grid(model).into(),
             added: sin_cos.then(|| positions::sin_cos(model)),
             has_learned: learned && same_frames,
-            rotary: (model.positions != Positions::SinCos).then(|| segments::attention_rotary(model)),
+            rotary: (own.positions != Positions::SinCos).then(|| segments::attention_rotary(model)),
             segments: Segments::new(model),
-            scan: (model.layer != Layer::None).then(|| Scan::new(model)),
+            scan: (own.layer != Layer::None).then(|| Scan::new(model)),
             offset: Tensor::full([1], embed::OFS, (Kind::Float, Device::Cpu)),
         }
     }

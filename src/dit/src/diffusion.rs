@@ -56,17 +56,18 @@ impl NoiseSchedule {
     /// Source: diffusers `CogVideoXDDIMScheduler`; Lin et al. 2024, "Common Diffusion Noise Schedules and Sample Steps are
     /// Flawed", algorithm 1.
     pub fn new(model: &Model) -> Self {
-        let (count, options) = (model.timesteps as i64, (Kind::Double, Device::Cpu));
-        if model.beta_schedule == BetaSchedule::Linear {
+        let own = model.cogvideox();
+        let (count, options) = (own.timesteps as i64, (Kind::Double, Device::Cpu));
+        if own.beta_schedule == BetaSchedule::Linear {
             return Self::linear(model);
         }
-        let beta = Tensor::linspace(model.beta_start.sqrt(), model.beta_end.sqrt(), count, options).square();
+        let beta = Tensor::linspace(own.beta_start.sqrt(), own.beta_end.sqrt(), count, options).square();
         let one_minus: Tensor = 1.0 - beta;
         let product = one_minus.cumprod(0, Kind::Double);
-        let shift = model.snr_shift_scale;
+        let shift = own.snr_shift_scale;
         let shifted = &product / (&product * (1.0 - shift) + shift);
         let root: Vec<f64> = Vec::try_from(shifted.sqrt()).expect("the levels are numbers");
-        let root = if model.zero_terminal_snr { rescaled(&root, root[root.len() - 1], root[0]) } else { root };
+        let root = if own.zero_terminal_snr { rescaled(&root, root[root.len() - 1], root[0]) } else { root };
         Self::of_signal(&Tensor::from_slice(&root))
     }
 
@@ -75,14 +76,15 @@ impl NoiseSchedule {
     ///
     /// Source: diffusers `CogVideoXDDIMScheduler.__init__` and `rescale_zero_terminal_snr`.
     fn linear(model: &Model) -> Self {
+        let own = model.cogvideox();
         let options = (Kind::Float, Device::Cpu);
-        let alpha: Tensor = 1.0 - Tensor::linspace(model.beta_start, model.beta_end, model.timesteps as i64, options);
+        let alpha: Tensor = 1.0 - Tensor::linspace(own.beta_start, own.beta_end, own.timesteps as i64, options);
         let mut product = alpha.cumprod(0, Kind::Float);
-        let shift = model.snr_shift_scale;
+        let shift = own.snr_shift_scale;
         if shift != 1.0 {
             product = &product / (&product * (1.0 - shift) + shift);
         }
-        if model.zero_terminal_snr {
+        if own.zero_terminal_snr {
             let root = product.sqrt();
             let (cleanest, noisiest) = (root.get(0), root.get(root.size()[0] - 1));
             let scale = &cleanest / (&cleanest - &noisiest);

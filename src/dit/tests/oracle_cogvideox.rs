@@ -111,7 +111,7 @@ fn oracle_the_2b_model_for_inpainting_has_the_numbers_of_videox_fun_at_every_siz
         for name in ["own", "other_size", "other_length_and_size", "shorter", "image"] {
             let case = load(&folder.join(format!("forward_backward_{name}.safetensors")));
             let model = model(&folder.join("transformer/config.json"), &case);
-            assert!(model.resize_positions, "{folder}");
+            assert!(model.cogvideox().resize_positions, "{folder}");
             let error = relative(&dit::cogvideox::positions::sin_cos(&model), &case["mid.positions"], 0.0);
             assert!(error < 1e-5, "{folder} {name}: positions differ by {error:e}");
             let network = Network::new(&model, ActivationCheckpointing::Full, 16).on(device());

@@ -43,9 +43,9 @@ impl Case {
             latent_frames: frames as usize,
             latent_height: size[3] as usize,
             latent_width: size[4] as usize,
-            ignore_learned_positions: config["ignore_learned_positional_embeddings"] == true,
             ..weights::model_from_diffusers(&of).unwrap_or_else(|failure| panic!("{failure}"))
-        };
+        }
+        .with_cogvideox(|keys| keys.ignore_learned_positions = config["ignore_learned_positional_embeddings"] == true);
         Case { path: path.to_owned(), tensors, config, model, transformer }
     }
 

@@ -60,25 +60,27 @@ fn any_model() -> Model {
 fn with_schedule(model: Model, config: &Value) -> Model {
     let number = |key: &str| config[key].as_f64().unwrap_or_else(|| panic!("the scheduler has no {key}"));
     assert_eq!(config["prediction_type"], "v_prediction");
-    Model {
-        timesteps: number("num_train_timesteps") as usize,
-        beta_start: number("beta_start"),
-        beta_end: number("beta_end"),
-        beta_schedule: serde_json::from_value(config["beta_schedule"].clone()).expect("a supported schedule of beta"),
+    model.with_cogvideox(|keys| {
         // DDIM of diffusers, which VideoX-Fun samples with, ignores the shift.
-        snr_shift_scale: if config["_class_name"] == "DDIMScheduler" { 1.0 } else { number("snr_shift_scale") },
-        zero_terminal_snr: config["rescale_betas_zero_snr"].as_bool().expect("a flag"),
-        timestep_spacing: spacing(config["timestep_spacing"].as_str().expect("a spacing")),
-        ..model
-    }
+        keys.snr_shift_scale = if config["_class_name"] == "DDIMScheduler" { 1.0 } else { number("snr_shift_scale") };
+        keys.timesteps = number("num_train_timesteps") as usize;
+        keys.beta_start = number("beta_start");
+        keys.beta_end = number("beta_end");
+        keys.beta_schedule =
+            serde_json::from_value(config["beta_schedule"].clone()).expect("a supported schedule of beta");
+        keys.zero_terminal_snr = config["rescale_betas_zero_snr"].as_bool().expect("a flag");
+        keys.timestep_spacing = spacing(config["timestep_spacing"].as_str().expect("a spacing"));
+    })
 }
 
 /// Returns the sampler of a scheduler's configuration.
 fn sampler(config: &Value, model: &Model, steps: usize, guidance: Guidance) -> Sampler {
     let schedule = NoiseSchedule::new(model);
     match config["_class_name"].as_str().expect("a class") {
-        "CogVideoXDDIMScheduler" | "DDIMScheduler" => Sampler::ddim(&schedule, model.timestep_spacing, steps, guidance),
-        "CogVideoXDPMScheduler" => Sampler::dpm(&schedule, model.timestep_spacing, steps, guidance),
+        "CogVideoXDDIMScheduler" | "DDIMScheduler" => {
+            Sampler::ddim(&schedule, model.cogvideox().timestep_spacing, steps, guidance)
+        }
+        "CogVideoXDPMScheduler" => Sampler::dpm(&schedule, model.cogvideox().timestep_spacing, steps, guidance),
         other => panic!("{other} is not supported"),
     }
 }
@@ -256,7 +258,7 @@ fn oracle_sampling_timesteps_and_guidance_are_those_of_diffusers() {
         let Some(table) = name.strip_prefix("table.") else { continue };
         let number = |text: &str| text.parse::<usize>().expect("a number");
         if let Some(shift) = table.strip_prefix("alphas_cumprod_snr") {
-            let model = Model { snr_shift_scale: shift.parse().expect("a number"), ..any_model() };
+            let model = any_model().with_cogvideox(|keys| keys.snr_shift_scale = shift.parse().expect("a number"));
             let error = relative(NoiseSchedule::new(&model).alphas_cumprod(), &want, 0.0);
             assert!(error < 1e-12, "{name} differs by {error:e}");
         } else if let Some((kind, steps)) = table.strip_prefix("timesteps_").and_then(|rest| rest.split_once('_')) {

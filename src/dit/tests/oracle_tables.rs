@@ -41,7 +41,7 @@ fn oracle_schedules_and_losses_are_those_of_diffusers() {
             let model = config.apply(&path, &any_model()).unwrap_or_else(|failure| panic!("{failure}"));
             let schedule = NoiseSchedule::new(&model);
             let error = apart(schedule.alphas_cumprod(), wanted);
-            if model.beta_schedule == recipe::BetaSchedule::Linear && class != "ddpm" {
+            if model.cogvideox().beta_schedule == recipe::BetaSchedule::Linear && class != "ddpm" {
                 assert_eq!(error, 0.0, "{path}: ᾱ of a linear β, each operation of which is in fp32 in diffusers too");
             }
             assert!(error < bound, "{path}: ᾱ differs by {error:e}");
@@ -85,10 +85,7 @@ fn sized(config: &Value, rotary: Rotary) -> Model {
     let size = |key: &str| config[key].as_u64().map(|size| size as usize);
     let need = |key: &str| size(key).unwrap_or_else(|| panic!("{config} has no {key}"));
     Model {
-        positions: Positions::Rope,
-        rotary,
         text_len: 1,
-        segments: 1,
         head_dim: need("head_dim"),
         patch_size: need("patch_size"),
         patch_size_t: size("patch_size_t").unwrap_or(1),
@@ -99,6 +96,11 @@ fn sized(config: &Value, rotary: Rotary) -> Model {
         base_width: need("sample_width"),
         ..any_model()
     }
+    .with_cogvideox(|keys| {
+        keys.positions = Positions::Rope;
+        keys.rotary = rotary;
+        keys.segments = 1;
+    })
 }
 
 /// Compares the video tokens of a rotary table with recorded cosines and sines of some rows.
@@ -129,10 +131,14 @@ fn rotary_file(path: &Utf8Path, case: &Tensors, config: &Value) {
     same_table(path.as_str(), &model, case.get("out.rows"), &case["out.cos"], &case["out.sin"]);
     if model.patch_size_t > 1 {
         for rotary in [Rotary::ResizeCrop, Rotary::Slice] {
-            assert_eq!(positions::rotary_positions(&Model { rotary, ..model.clone() }), found, "{path} {rotary:?}");
+            assert_eq!(
+                positions::rotary_positions(&model.with_cogvideox(|keys| keys.rotary = rotary)),
+                found,
+                "{path} {rotary:?}"
+            );
         }
     }
-    let fun = positions::rotary_positions(&Model { rotary: Rotary::ResizeCrop, ..model.clone() });
+    let fun = positions::rotary_positions(&model.with_cogvideox(|keys| keys.rotary = Rotary::ResizeCrop));
     for (axis, positions) in [("h", &fun[1]), ("w", &fun[2])] {
         let Some(cos) = case.get(&format!("fun.cos_{axis}")) else { continue };
         let width = cos.size()[1];
@@ -163,20 +169,22 @@ fn rotated(path: &Utf8Path, case: &Tensors, config: &Value) {
 fn sin_cos(width: usize, scales: &Value, [frames, rows, columns]: [usize; 3]) -> Tensor {
     let scale = |key: &str| scales[key].as_f64().unwrap_or_else(|| panic!("{scales} has no {key}"));
     let model = Model {
-        positions: Positions::SinCos,
         num_heads: 1,
         head_dim: width,
         text_len: 1,
-        segments: 1,
         patch_size: 1,
         patch_size_t: 1,
         latent_frames: frames,
         latent_height: rows,
         latent_width: columns,
-        spatial_interpolation: scale("spatial_interpolation_scale"),
-        temporal_interpolation: scale("temporal_interpolation_scale"),
         ..any_model()
-    };
+    }
+    .with_cogvideox(|keys| {
+        keys.positions = Positions::SinCos;
+        keys.segments = 1;
+        keys.spatial_interpolation = scale("spatial_interpolation_scale");
+        keys.temporal_interpolation = scale("temporal_interpolation_scale");
+    });
     let table = positions::sin_cos(&model).squeeze_dim(0);
     table.narrow(0, 1, table.size()[0] - 1)
 }

@@ -122,33 +122,35 @@ fn model(path: &Utf8Path, alignment: LrAlignment) -> Model {
     let whole = |key: &str| about[key].parse::<usize>().unwrap_or_else(|e| panic!("{path}: {key}: {e}"));
     let patch = size("patch_size");
     Model {
-        positions: Positions::Rope,
         num_layers: size("num_layers"),
         num_heads: size("num_heads"),
         head_dim: size("model_dim") / size("num_heads"),
-        time_embed_dim: size("time_embed_dim"),
         text_dim: size("text_dim"),
         text_len: whole("text_len"),
-        segments: whole("segments"),
         in_channels: size("in_channels"),
         out_channels: size("out_channels"),
         patch_size: patch,
         patch_size_t: 1,
-        ofs_embedding: false,
         latent_frames: whole("latent_frames"),
         latent_height: size("latent_rows") * patch,
         latent_width: size("latent_cols") * patch,
-        layer: if config["layer"] == "ttt_mlp" { Layer::TttMlp } else { Layer::TttLinear },
-        ttt_mini_batch: size("mini_batch_size"),
-        ttt_base_lr: config["ttt_base_lr"].as_f64().expect("a number"),
-        ttt_lr_alignment: alignment,
-        norm_eps: 1e-6,
-        qk_norm_eps: 1e-6,
         latent_scale: 1.0,
-        spatial_interpolation: 1.0,
-        temporal_interpolation: 1.0,
         ..any_model()
     }
+    .with_cogvideox(|keys| {
+        keys.positions = Positions::Rope;
+        keys.time_embed_dim = size("time_embed_dim");
+        keys.segments = whole("segments");
+        keys.ofs_embedding = false;
+        keys.layer = if config["layer"] == "ttt_mlp" { Layer::TttMlp } else { Layer::TttLinear };
+        keys.ttt_mini_batch = size("mini_batch_size");
+        keys.ttt_base_lr = config["ttt_base_lr"].as_f64().expect("a number");
+        keys.ttt_lr_alignment = alignment;
+        keys.norm_eps = 1e-6;
+        keys.qk_norm_eps = 1e-6;
+        keys.spatial_interpolation = 1.0;
+        keys.temporal_interpolation = 1.0;
+    })
 }
 
 /// Returns the parameters of a unit as leaves; those without a value in `named` are zero and frozen.
@@ -356,17 +358,19 @@ fn rotary_tables(path: &Utf8Path) -> usize {
             value.unwrap_or_else(|| panic!("{path}: {grid} has no {key}"))
         };
         let model = Model {
-            positions: Positions::Rope,
             head_dim: size("head_dim"),
             latent_frames: size("frames"),
             latent_height: size("h"),
             latent_width: size("w"),
-            segments: 1,
             text_len: 1,
             patch_size: 1,
             patch_size_t: 1,
             ..any_model()
-        };
+        }
+        .with_cogvideox(|keys| {
+            keys.positions = Positions::Rope;
+            keys.segments = 1;
+        });
         let table = positions::rotary(&model);
         let mut table = table.narrow(0, 1, table.size()[0] - 1);
         if let Some(rows) = case.get(&format!("{name}.rows")) {

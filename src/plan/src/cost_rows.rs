@@ -7,7 +7,7 @@ use units::{grouped, size};
 /// Returns the cost of a recipe on its mesh as names and values, for `vidtui check` and the launch dialog.
 pub fn cost_rows(recipe: &Recipe) -> Vec<(String, String)> {
     let (cost, model) = (recipe.cost(), &recipe.model);
-    let text = match model.segments {
+    let text = match model.segments() {
         1 => model.text_len.to_string(),
         n => format!("{n} × {}", model.text_len),
     };

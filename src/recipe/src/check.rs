@@ -17,10 +17,7 @@ use memory::{
     store_fits_the_device,
 };
 use model::{
-    channels_fit_the_condition, fused_kernels_have_a_gpu, kernel_fits_the_scan, learned_positions_have_one_size,
-    masks_have_probabilities, noise_grows, patches_in_time_have_rope, positions_fit,
-    resized_positions_have_enough_frames, segments_share_a_frame, ttt_has_mini_batches, whole_base_patches,
-    whole_mini_batches, whole_patches, whole_segments, within_the_position_table,
+    channels_fit_the_condition, fused_kernels_have_a_gpu, masks_have_probabilities, whole_base_patches, whole_patches,
 };
 use optimizer::{
     average_decays, cooldown_fits, cycles_rise, falls, momentum_cycles, only_adamw_cycles_momentum,
@@ -45,34 +42,22 @@ pub(crate) struct Broken {
     pub fix: String,
 }
 
-/// The rules of the embedded trainer, each with the keys that it compares.
-const RULES: &[(&[&str], Rule)] = &[
+/// Rules, each with the keys that it compares.
+pub(crate) type Rules = &'static [(&'static [&'static str], Rule)];
+
+/// The rules about sizes, which the rules of a family build on.
+const SIZE_RULES: Rules = &[
     (&["model.latent_height", "model.patch_size"], |r| whole_patches("latent_height", r.model.latent_height, r)),
     (&["model.latent_width", "model.patch_size"], |r| whole_patches("latent_width", r.model.latent_width, r)),
     (&["model.base_height", "model.base_width", "model.patch_size"], whole_base_patches),
-    (&["model.patch_size_t", "model.positions"], patches_in_time_have_rope),
-    (&["model.head_dim", "model.num_heads", "model.positions"], positions_fit),
-    (
-        &["model.latent_height", "model.latent_width", "model.base_height", "model.base_width", "model.patch_size_t"],
-        within_the_position_table,
-    ),
-    (
-        &["model.positions", "model.latent_height", "model.latent_width", "model.base_height", "model.base_width"],
-        learned_positions_have_one_size,
-    ),
-    (&["model.resize_positions", "model.latent_frames", "model.base_frames"], resized_positions_have_enough_frames),
-    (&["model.beta_start", "model.beta_end"], noise_grows),
+];
+
+/// The rules of the embedded trainer besides those of the model's family.
+const RULES: Rules = &[
     (&["condition.kind", "model.in_channels", "model.out_channels"], channels_fit_the_condition),
     (&["condition.masks"], masks_have_probabilities),
     (&["data.bucket_rule", "data.buckets"], buckets_are_sound),
     (&["data.buckets", "model.patch_size"], buckets_fit_the_model),
-    (&["model.segments", "model.patch_size_t"], segments_share_a_frame),
-    (&["model.segments", "model.latent_frames"], whole_segments),
-    (&["model.layer", "model.ttt_mini_batch"], ttt_has_mini_batches),
-    (
-        &["model.text_len", "model.segments", "model.latent_frames", "model.layer", "model.ttt_mini_batch"],
-        whole_mini_batches,
-    ),
     (&["train.global_batch", "train.grad_accum", "mesh.dp_replicate", "mesh.dp_shard"], equal_shares),
     (&["train.accumulate", "train.grad_accum", "mesh.dp_shard"], gradients_are_sharded),
     (&["model.num_heads", "mesh.tp"], whole_heads),
@@ -101,10 +86,6 @@ const RULES: &[(&[&str], Rule)] = &[
     (&["optimizer.kind", "optimizer.lr", "optimizer.lr_ttt", "model.layer", "optimizer.groups"], prodigy_has_one_rate),
     (&["optimizer.kind", "optimizer.beta1_low"], only_adamw_cycles_momentum),
     (&["train.collective_timeout_s"], collectives_have_time),
-    (
-        &["train.ttt_scan", "train.device", "train.dtype", "model.layer", "model.head_dim", "model.ttt_mini_batch"],
-        kernel_fits_the_scan,
-    ),
     (&["train.fused", "train.device"], fused_kernels_have_a_gpu),
     (&["train.trainable"], patterns_match),
     (&["train.frozen"], frozen_patterns_match),
@@ -126,7 +107,7 @@ const RULES: &[(&[&str], Rule)] = &[
 ];
 
 /// The rules of a recipe that encodes.
-const ENCODE_RULES: &[(&[&str], Rule)] = &[
+const ENCODE_RULES: Rules = &[
     (&["data.bucket_rule", "data.buckets"], buckets_are_sound),
     (&["encode.frames", "encode.height", "encode.width", "data.buckets"], one_size_or_buckets),
     (&["encode.frames"], whole_latent_frames),
@@ -138,7 +119,7 @@ const ENCODE_RULES: &[(&[&str], Rule)] = &[
 ];
 
 /// The rules of a recipe for a command.
-const COMMAND_RULES: &[(&[&str], Rule)] = &[
+const COMMAND_RULES: Rules = &[
     (&["command.run"], has_program),
     (&["command.run", "command.per"], |r| known_placeholders("run", &r.command.run, r)),
     (&["command.output"], |r| known_placeholders("output", std::slice::from_ref(&r.command.output), r)),
@@ -151,15 +132,15 @@ const COMMAND_RULES: &[(&[&str], Rule)] = &[
 ];
 
 /// The rules of every recipe.
-const COMMON_RULES: &[(&[&str], Rule)] =
+const COMMON_RULES: Rules =
     &[(&["env.variables"], |r| r.env.bad_name().map_or(Ok(()), |(why, fix)| Err(Advice { why, fix })))];
 
-type Rule = fn(&Recipe) -> Result<(), Advice>;
+pub(crate) type Rule = fn(&Recipe) -> Result<(), Advice>;
 
 /// The reason why a rule does not hold, and the change that makes it hold.
-struct Advice {
-    why: String,
-    fix: String,
+pub(crate) struct Advice {
+    pub why: String,
+    pub fix: String,
 }
 
 /// Returns the rule that a recipe with both lengths of a run breaks. [`Length`](crate::Length) has one of them.
@@ -173,18 +154,22 @@ pub(crate) fn two_lengths(steps: i64, epochs: i64) -> Broken {
 
 /// Returns the first rule that does not hold.
 pub(crate) fn first_broken(recipe: &Recipe) -> Option<Broken> {
-    let rules = match recipe.job() {
-        JobKind::Command => COMMAND_RULES,
-        JobKind::Encode => ENCODE_RULES,
-        JobKind::Train | JobKind::Sample => RULES,
-    };
-    first_of(rules.iter().chain(COMMON_RULES), recipe)
+    match recipe.job() {
+        JobKind::Command => first_of(COMMAND_RULES.iter().chain(COMMON_RULES), recipe),
+        JobKind::Encode => first_of(ENCODE_RULES.iter().chain(COMMON_RULES), recipe),
+        JobKind::Train | JobKind::Sample => first_of(of_a_model(recipe).chain(COMMON_RULES), recipe),
+    }
 }
 
 /// Returns the first rule about the model alone that does not hold.
 pub(crate) fn broken_model(recipe: &Recipe) -> Option<Broken> {
     let of_the_model = |keys: &[&str]| keys.iter().all(|key| key.starts_with("model."));
-    first_of(RULES.iter().filter(|(keys, _)| of_the_model(keys)), recipe)
+    first_of(of_a_model(recipe).filter(|(keys, _)| of_the_model(keys)), recipe)
+}
+
+/// Returns the rules of a recipe with a model.
+fn of_a_model(recipe: &Recipe) -> impl Iterator<Item = &'static (&'static [&'static str], Rule)> {
+    SIZE_RULES.iter().chain(recipe.model.family().rules()).chain(RULES)
 }
 
 /// Returns the first of these rules that does not hold. Skips rules about keys of another job.
@@ -197,12 +182,12 @@ fn first_of<'a>(rules: impl Iterator<Item = &'a (&'static [&'static str], Rule)>
 }
 
 /// Formats a division with its remainder: `7 / 2 leaves 1`.
-fn division(number: usize, by: usize) -> String {
+pub(crate) fn division(number: usize, by: usize) -> String {
     format!("{number} / {by} leaves {}", number % by)
 }
 
 /// Formats the multiples on both sides of a number: `6 or 8`.
-fn around(number: usize, of: usize) -> String {
+pub(crate) fn around(number: usize, of: usize) -> String {
     let below = number / of * of;
     match below {
         0 => format!("{of}"),

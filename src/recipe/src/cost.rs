@@ -5,7 +5,6 @@
 
 mod batch;
 mod block;
-mod cogvideox;
 mod flops;
 mod memory;
 mod overhead;
@@ -16,6 +15,7 @@ mod transfers;
 
 pub use block::BlockCost;
 pub use flops::Flops;
+pub(crate) use memory::F32;
 pub use memory::{Offloaded, RankMemory};
 pub use overhead::{GPU_SHARE, Overhead};
 pub use traffic::Traffic;
@@ -129,7 +129,7 @@ impl Recipe {
     }
 
     /// Returns the number of samples in a micro-batch of one rank.
-    fn micro_batch(&self) -> u64 {
+    pub(crate) fn micro_batch(&self) -> u64 {
         (self.train.global_batch / self.mesh.data_ranks() / self.train.grad_accum) as u64
     }
 }

@@ -133,7 +133,7 @@ macro_rules! recipe {
                 pub $key:ident: $type:ty = $default:expr => $spec:expr;
             )+
         } with sections {
-            $($(#[$section_meta:meta])+ pub $section:ident: $section_type:ident $(with keys of $flat:ident)?;)+
+            $($(#[$section_meta:meta])+ pub $section:ident: $section_type:ident $(with keys of $flat:ident)? $(then keys of $tail:ident)?;)+
         }
     ) => {
         $(#[$meta])*
@@ -153,7 +153,7 @@ macro_rules! recipe {
 
             /// The keys above all sections, then those of each section.
             pub(crate) const SECTIONS: &'static [&'static [crate::Key]] =
-                &[Self::KEYS, $($($flat::KEYS,)? $section_type::KEYS),+];
+                &[Self::KEYS, $($($flat::KEYS,)? $section_type::KEYS, $($tail::KEYS,)?)+];
         }
     };
 }

@@ -2,7 +2,7 @@
 
 use crate::cost::{UnitSizes, link_s};
 use crate::{
-    Accumulate, ComputeDtype, Device, EmaDevice, Flops, FrozenDtype, JobKind, Layer, OptimizerKind, RankMemory, Recipe,
+    Accumulate, ComputeDtype, Device, EmaDevice, Flops, FrozenDtype, JobKind, OptimizerKind, RankMemory, Recipe,
     RecipeError, RecipeErrorKind, Remat, RematMode,
 };
 use serde::Serialize;
@@ -225,7 +225,7 @@ impl Search {
         let settings = vec![
             setting(remat),
             setting(when(r.remat.keep_attention, attention)),
-            setting(when(r.remat.keep_scan && r.model.layer != Layer::None, scans)),
+            setting(when(r.remat.keep_scan && r.model.has_ttt(), scans)),
             setting(accumulated),
             setting(shards),
             setting(dtype),

@@ -20,6 +20,7 @@ mod ema;
 mod encode;
 mod env;
 mod error;
+mod families;
 mod file;
 mod fit;
 mod fit_memory;
@@ -63,6 +64,10 @@ pub use ema::{Ema, EmaDevice, EmaWarmup, UseEma};
 pub use encode::{CropMode, Encode, Encoders, FrameMode, LATENT_FRAMES, Task, Tiling, nearest_clip_frames};
 pub use env::{Env, EnvPreset, SHARED_GPUS, is_reserved, is_variable_name};
 pub use error::{RecipeError, RecipeErrorKind};
+pub use families::Family;
+pub use families::cogvideox::{
+    BetaSchedule, CogVideoXKeys, Layer, LrAlignment, Positions, Rotary, SEGMENT_FRAMES, TimestepSpacing,
+};
 pub use file::first_comment;
 pub use fit::MeshFit;
 pub use fit_memory::MemoryFit;
@@ -76,7 +81,7 @@ pub use lora::{Lora, LoraInit, NoSuchLayer};
 pub use memory::{MemorySettings, OFFLOAD_FIX, OFFLOAD_SHARE, OffloadStore};
 pub use memory_table::{MemoryRow, PublishedPeak};
 pub use mesh::Mesh;
-pub use model::{BetaSchedule, Layer, LrAlignment, Model, Positions, Rotary, SEGMENT_FRAMES, Shape, TimestepSpacing};
+pub use model::{Model, Shape};
 pub use name::{is_name_char, name_of};
 pub use nearest::nearest;
 pub use optim::{Optimizer, OptimizerGroup, OptimizerKind, StateBytes};

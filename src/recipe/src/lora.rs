@@ -228,7 +228,7 @@ mod tests {
         assert_eq!(layers(&[r"blocks\.1\.attn\.[qk]"], &model), ["blocks.1.attn.q", "blocks.1.attn.k"]);
         assert_eq!(layers(&["ff.net.0.proj", "mlp.down"], &model), layers(&["feed_forward"], &model));
         assert_eq!(layers(&[".*"], &model).len(), 8 * model.num_layers);
-        let ttt = Model { layer: Layer::TttMlp, ..model };
+        let ttt = model.with_cogvideox(|keys| keys.layer = Layer::TttMlp);
         assert_eq!(layers(&["ttt"], &ttt).len(), 4 * ttt.num_layers);
     }
 

@@ -3,7 +3,7 @@
 use camino::{Utf8Path, Utf8PathBuf};
 
 use crate::schema::{BOOL, OPTIONAL_PATH, TRAIN, int, word};
-use crate::{ComputeDtype, Device, Fused, Layer, Recipe, Remat, ResumeEffect, TttScan};
+use crate::{ComputeDtype, Device, Fused, Recipe, Remat, ResumeEffect, TttScan};
 
 section! {
     /// Which frozen weights a rank keeps gathered, and which tensors it keeps in a backing store outside its device (block swap and
@@ -100,14 +100,14 @@ impl Recipe {
 
     /// Returns whether the CUDA kernel must compute the scans of TTT layers.
     pub fn requires_scan_kernel(&self) -> bool {
-        self.model.layer != Layer::None && self.train.ttt_scan.requires_kernel()
+        self.model.has_ttt() && self.train.ttt_scan.requires_kernel()
     }
 
     /// Returns whether the CUDA kernel computes the scans of TTT layers, on the GPUs that estimates assume.
     pub(crate) fn expects_scan_kernel(&self) -> bool {
         let can_run = || {
             let (model, is_bf16) = (&self.model, self.train.dtype == ComputeDtype::Bfloat16);
-            self.expects_gpus() && is_bf16 && model.layer != Layer::None && model.unfit_for_scan_kernel().is_none()
+            self.expects_gpus() && is_bf16 && model.has_ttt() && model.family().unfit_for_scan_kernel(model).is_none()
         };
         self.requires_scan_kernel() || (self.train.ttt_scan == TttScan::Auto && can_run())
     }

@@ -2,7 +2,7 @@
 
 use toml::{Table, Value};
 
-use crate::{Model, RecipeError, RecipeErrorKind, value};
+use crate::{Family, Model, RecipeError, RecipeErrorKind, value};
 
 impl Model {
     /// Reads the `[model]` section of a recipe, which files beside weights contain.
@@ -14,7 +14,7 @@ impl Model {
     /// When a value is not valid, or a key without a default is missing.
     pub fn from_table(table: &Table) -> Result<Model, RecipeError> {
         let mut complete = Table::new();
-        for key in Model::KEYS {
+        for key in Model::KEYS.iter().chain(Family::KEYS) {
             let name = key.parts().1;
             let error = |kind, why, fix| RecipeError::new(kind, "cannot use [model]", why, fix).key(key.path);
             let value = match table.get(name) {
@@ -31,30 +31,18 @@ impl Model {
             };
             complete.insert(name.to_owned(), value);
         }
-        Ok(Value::Table(complete).try_into().expect("Model::KEYS and the type are of one declaration"))
+        Ok(Value::Table(complete).try_into().expect("the keys and the types are of one declaration"))
     }
 
     /// Returns the keys of the noise schedule and of positions in which the model differs from the `[model]` section of
     /// its weights: `snr_shift_scale from 3.0 to 1.0`. Training with such a difference works: the weights adapt to the
     /// new values.
     pub fn contradictions(&self, weights: &Table) -> Vec<String> {
-        const KEYS: [&str; 10] = [
-            "rotary",
-            "base_frames",
-            "base_height",
-            "base_width",
-            "timesteps",
-            "beta_start",
-            "beta_end",
-            "beta_schedule",
-            "snr_shift_scale",
-            "zero_terminal_snr",
-        ];
         let Ok(weights) = Model::from_table(weights) else { return Vec::new() };
         let (was, is) = (weights.to_table(), self.to_table());
         // Compare bases only if the weights state one.
         let known = |key: &&str| !key.starts_with("base_") || was[*key].as_integer() != Some(0);
-        let changed = KEYS.into_iter().filter(known).filter(|key| was[*key] != is[*key]);
+        let changed = self.family().adaptable_keys().iter().copied().filter(known).filter(|key| was[*key] != is[*key]);
         changed.map(|key| format!("{key} from {} to {}", was[key], is[key])).collect()
     }
 
@@ -81,7 +69,7 @@ mod tests {
     #[test]
     fn keys_that_differ_from_those_of_the_weights_are_listed() {
         let weights = load("../../tests/fixtures/configs/valid/minimal.toml".into(), &[]).unwrap().recipe.model;
-        let table = Model { snr_shift_scale: 3.0, ..weights.clone() }.to_table();
+        let table = weights.with_cogvideox(|keys| keys.snr_shift_scale = 3.0).to_table();
         assert_eq!(weights.contradictions(&weights.to_table()), [""; 0]);
         assert_eq!(weights.contradictions(&table), ["snr_shift_scale from 3.0 to 1.0"]);
         let base = Model { base_height: 60, ..weights.clone() };

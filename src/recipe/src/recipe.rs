@@ -3,9 +3,9 @@
 use crate::length::LengthKeys;
 use crate::schema::{EMBEDDED, EVERY_JOB, Kind, Spec, word};
 use crate::{
-    CheckpointPolicy, Command, Conditioning, Data, Ema, Encode, Encoders, Env, Length, Log, Lora, Loss, MemorySettings,
-    Mesh, Model, Optimizer, ParamSpec, RecipeError, Remat, ResumeEffect, RunSettings, SCHEMA, Sampling, Shape, Shapes,
-    Task, Train, Trainable, TrainerKind,
+    CheckpointPolicy, Command, Conditioning, Data, Ema, Encode, Encoders, Env, Family, Length, Log, Lora, Loss,
+    MemorySettings, Mesh, Model, Optimizer, ParamSpec, RecipeError, Remat, ResumeEffect, RunSettings, SCHEMA, Sampling,
+    Shape, Shapes, Task, Train, Trainable, TrainerKind,
 };
 
 recipe! {
@@ -27,7 +27,7 @@ recipe! {
         /// The environment of every rank.
         pub env: Env;
         /// The model and its input.
-        pub model: Model;
+        pub model: Model then keys of Family;
         /// The data set.
         pub data: Data;
         /// The VAE, the text encoder and the tokenizer.
@@ -97,12 +97,12 @@ impl Recipe {
     pub fn model_at(&self, shape: Shape) -> Result<Model, String> {
         let sized = self.at(shape);
         let model = &sized.model;
-        if model.segments != self.model.segments {
+        if model.segments() != self.model.segments() {
             return Err(format!(
                 "{} make {}, and model.segments is {}",
                 units::counted(shape.frames, "latent frame"),
-                units::counted(model.segments, "segment"),
-                self.model.segments
+                units::counted(model.segments(), "segment"),
+                self.model.segments()
             ));
         }
         match crate::check::broken_model(&sized) {

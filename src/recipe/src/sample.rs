@@ -3,10 +3,7 @@
 use camino::{Utf8Path, Utf8PathBuf};
 
 use crate::schema::{BOOL, MANY, NOT_NEGATIVE, OPTIONAL_PATH, SAMPLE, TEXTS, TRAIN_AND_SAMPLE, int, word};
-use crate::{
-    ConditionKind, Encode, Layer, Model, Positions, Prompt, Recipe, RecipeError, ResumeEffect, SEGMENT_FRAMES, Task,
-    UseEma,
-};
+use crate::{ConditionKind, Encode, Model, Prompt, Recipe, RecipeError, ResumeEffect, Task, UseEma};
 
 /// Video frames per latent frame, after the first, in every CogVideoX VAE. Before a run starts, the VAE's files are checked for it.
 pub const VIDEO_FRAMES: usize = 4;
@@ -269,7 +266,7 @@ impl Recipe {
     /// Returns the frames per second of samples: those of the recipe, of the training videos, or, if neither is known, of the published
     /// models.
     fn sample_fps(&self) -> f64 {
-        let published = if self.model.patch_size_t > 1 { 16.0 } else { 8.0 };
+        let published = self.model.family().published_fps(&self.model);
         [self.sample.fps, self.data.fps].into_iter().find(|fps| *fps > 0.0).unwrap_or(published)
     }
 
@@ -342,10 +339,10 @@ impl Recipe {
             }
         };
         let of_segments = |flag: Option<&str>, texts: &[String]| match texts {
-            [one] => Ok(vec![one.clone(); model.segments]),
-            several if several.len() == model.segments => Ok(several.to_vec()),
+            [one] => Ok(vec![one.clone(); model.segments()]),
+            several if several.len() == model.segments() => Ok(several.to_vec()),
             several => {
-                let (texts, segments) = (several.len(), units::counted(model.segments, "segment"));
+                let (texts, segments) = (several.len(), units::counted(model.segments(), "segment"));
                 let why = format!("it has {texts} texts, and the video has {segments}");
                 Err(bad(flag, why, "write one text, or one for each segment, separated by ||".into()))
             }
@@ -356,9 +353,7 @@ impl Recipe {
             return Err(bad(None, "its text is empty".into(), "write what the video shows".into()));
         }
         let scheduler = match keys.scheduler {
-            SampleScheduler::Auto if own.layer != Layer::None => SampleScheduler::Vpsde,
-            SampleScheduler::Auto if own.positions == Positions::SinCos => SampleScheduler::Ddim,
-            SampleScheduler::Auto => SampleScheduler::Dpm,
+            SampleScheduler::Auto => own.family().sampler(),
             given => given,
         };
         let steps = prompt.steps.unwrap_or(keys.steps);
@@ -435,18 +430,6 @@ impl Recipe {
     }
 }
 
-impl Model {
-    /// Returns the model for latents of another size. A model with TTT layers gets the number of segments for these
-    /// frames.
-    pub fn resized(&self, latent_frames: usize, latent_height: usize, latent_width: usize) -> Model {
-        let has_segments = self.layer != Layer::None || self.segments > 1;
-        let segments = if has_segments { ((latent_frames - 1) / SEGMENT_FRAMES).max(1) } else { 1 };
-        let [base_frames, base_height, base_width] = self.base();
-        let base = Model { base_frames, base_height, base_width, ..self.clone() };
-        Model { latent_frames, latent_height, latent_width, segments, ..base }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -498,9 +481,8 @@ mod tests {
         let recipe = minimal(&[]);
         let negatives = |line: &str| {
             let mut recipe = recipe.clone();
-            recipe.model.segments = 2;
             recipe.model.latent_frames = 25;
-            recipe.model.layer = Layer::None;
+            recipe.model = recipe.model.with_cogvideox(|keys| (keys.segments, keys.layer) = (2, crate::Layer::None));
             recipe.sample.prompts = vec![line.into()];
             recipe.samples().map(|specs| specs[0].negatives.clone()).map_err(|bad| bad.flag)
         };

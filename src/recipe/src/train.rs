@@ -729,7 +729,7 @@ mod tests {
     #[test]
     fn a_learned_position_table_is_never_trained() {
         let mut recipe = recipe(Trainable::All);
-        recipe.model.positions = crate::Positions::Learned;
+        recipe.model = recipe.model.with_cogvideox(|keys| keys.positions = crate::Positions::Learned);
         let frozen: Vec<_> = param_specs(&recipe.model).into_iter().filter(|spec| !recipe.train.trains(spec)).collect();
         assert_eq!(frozen.iter().map(|spec| spec.name.as_str()).collect::<Vec<_>>(), ["patch_embed.positions"]);
     }

@@ -21,8 +21,8 @@ fn the_recipes_of_released_models_are_sound() {
     for (name, positions, condition, shift, tokens) in wanted {
         let recipe = recipe(name);
         let model = &recipe.model;
-        assert_eq!((model.positions, recipe.condition.kind), (positions, condition), "{name}");
-        assert_eq!((model.snr_shift_scale, model.seq_len()), (shift, tokens), "{name}");
+        assert_eq!((model.cogvideox().positions, recipe.condition.kind), (positions, condition), "{name}");
+        assert_eq!((model.cogvideox().snr_shift_scale, model.seq_len()), (shift, tokens), "{name}");
         assert_eq!(model.in_channels, condition.in_channels(16), "{name}");
         assert!(recipe.cost().params > 1_000_000_000, "{name}");
     }

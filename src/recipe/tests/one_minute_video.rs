@@ -28,7 +28,11 @@ fn every_stage_has_the_values_of_the_reference() {
             let Recipe { model, train, optimizer, mesh: m, remat, checkpoint, .. } = &stage.resolved.recipe;
             let what = format!("{kind}:{name}");
             assert_eq!((stage.name.as_str(), stage.resolved.recipe.name.clone()), (name, format!("{kind}-{name}")));
-            assert_eq!([model.segments, model.latent_frames, model.text_len, model.seq_len()], shape, "{what}");
+            assert_eq!(
+                [model.cogvideox().segments, model.latent_frames, model.text_len, model.seq_len()],
+                shape,
+                "{what}"
+            );
             let steps = if linear && name == "30s" { [50, 500] } else { steps };
             assert_eq!([optimizer.warmup_steps, train.steps()], steps, "{what}");
             assert_eq!([m.dp_replicate, m.dp_shard, m.tp, m.world()], mesh, "{what}");
@@ -45,7 +49,11 @@ fn every_stage_has_the_values_of_the_reference() {
             let trainable = if at == 0 && !linear { Trainable::All } else { Trainable::Qkvo };
             assert_eq!(train.trainable, trainable, "{what}");
             let layer = if linear { (Layer::TttLinear, 16, 1.0) } else { (Layer::TttMlp, 64, 0.1) };
-            assert_eq!((model.layer, model.ttt_mini_batch, model.ttt_base_lr), layer, "{what}");
+            assert_eq!(
+                (model.cogvideox().layer, model.cogvideox().ttt_mini_batch, model.cogvideox().ttt_base_lr),
+                layer,
+                "{what}"
+            );
             assert_eq!(remat.scan_group, if linear && at == 0 { 4 } else { 16 }, "{what}");
             let interval = match (name, linear) {
                 ("30s", true) => 50,
@@ -115,7 +123,8 @@ fn flops_and_memory_match_the_known_numbers_of_the_reference() {
         let recipe = &stage.resolved.recipe;
         let (flops, cost, layers) = (Flops::forward(&recipe.model), recipe.cost(), recipe.model.num_layers as f64);
         // The reference projects a frame that two segments share once for each of them.
-        let shared = (recipe.model.segments * recipe.model.attention_len()) as f64 / recipe.model.seq_len() as f64;
+        let shared =
+            (recipe.model.cogvideox().segments * recipe.model.attention_len()) as f64 / recipe.model.seq_len() as f64;
         let reference = flops.projections * shared;
         let parts = [flops.attention, reference, flops.ttt_projections, flops.ttt_scan, flops.mlp];
         for (part, known) in parts.into_iter().zip(layer) {

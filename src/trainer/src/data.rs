@@ -116,7 +116,7 @@ impl Data {
         let work = works.collect();
         let reader = Arc::new(table.reader());
         let (mut fingerprint, mut null_text) = (table.info.fingerprint.clone(), None);
-        let repeated = |text: &RawTensor| tensor(text).repeat([recipe.model.segments as i64, 1]);
+        let repeated = |text: &RawTensor| tensor(text).repeat([recipe.model.segments() as i64, 1]);
         if let Some(path) = recipe.data.null_text() {
             let header = open_null_text(path, &recipe.model)?;
             let info = header.tensor(TEXT)?;

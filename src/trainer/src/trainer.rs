@@ -27,7 +27,7 @@ use dit::family::Family;
 use dit::network::Network;
 use dit::objective::Objective;
 use health::{SkippedSteps, Spikes};
-use recipe::{Layer, Length, ParamSpec, Recipe, UseEma, WAIT_OUTSIDE_STEPS};
+use recipe::{Length, ParamSpec, Recipe, UseEma, WAIT_OUTSIDE_STEPS};
 use rundir::{Attempt, BaseWeights, Event, EventKind, Failure, MetricSample, RequestSource, Run, RunDir, RunId, now_s};
 use sharding::fsdp::Fsdp;
 use sharding::mesh::MeshGroups;
@@ -412,7 +412,7 @@ impl<F: Family, O: Objective> Trainer<F, O> {
             grad_norm: finite(outcome.grad_norm),
             skipped_steps: self.skipped.total(),
             lr: outcome.lr.rest,
-            lr_ttt: (model.layer != Layer::None).then_some(outcome.lr.ttt),
+            lr_ttt: model.has_ttt().then_some(outcome.lr.ttt),
             step_s,
             data_s: outcome.data_s,
             forward_s: outcome.forward_s,

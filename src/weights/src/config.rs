@@ -140,7 +140,12 @@ impl PublishedModel {
     /// Returns the published model that has the structure of a model of the trainer.
     pub fn of(model: &Model) -> Self {
         let channels = (model.in_channels as u64, model.out_channels as u64);
-        Self::by_features(model.patch_size_t > 1, model.ofs_embedding, model.positions, channels)
+        Self::by_features(
+            model.patch_size_t > 1,
+            model.cogvideox().ofs_embedding,
+            model.cogvideox().positions,
+            channels,
+        )
     }
 
     /// Returns the published model with these features. `channels` are the numbers of input and output channels.
@@ -392,6 +397,7 @@ pub(crate) fn pretty(value: &Value) -> String {
 
 /// Returns the `config.json` of a model, and a note about each part of the model that a `config.json` cannot express.
 pub fn model_to_diffusers(model: &Model) -> (Value, Vec<String>) {
+    let own = model.cogvideox();
     let in_time = model.patch_size_t > 1;
     let [frames, height, width] = model.base();
     let config = json!({
@@ -405,10 +411,10 @@ pub fn model_to_diffusers(model: &Model) -> (Value, Vec<String>) {
         "in_channels": model.in_channels,
         "max_text_seq_length": model.text_len,
         "norm_elementwise_affine": true,
-        "norm_eps": model.norm_eps,
+        "norm_eps": own.norm_eps,
         "num_attention_heads": model.num_heads,
         "num_layers": model.num_layers,
-        "ofs_embed_dim": model.ofs_embedding.then_some(model.time_embed_dim),
+        "ofs_embed_dim": own.ofs_embedding.then_some(own.time_embed_dim),
         "out_channels": model.out_channels,
         "patch_bias": !in_time,
         "patch_size": model.patch_size,
@@ -416,24 +422,24 @@ pub fn model_to_diffusers(model: &Model) -> (Value, Vec<String>) {
         "sample_frames": (frames - 1) * FRAMES_PER_LATENT + 1,
         "sample_height": height,
         "sample_width": width,
-        "spatial_interpolation_scale": model.spatial_interpolation,
+        "spatial_interpolation_scale": own.spatial_interpolation,
         "temporal_compression_ratio": FRAMES_PER_LATENT,
-        "temporal_interpolation_scale": model.temporal_interpolation,
+        "temporal_interpolation_scale": own.temporal_interpolation,
         "text_embed_dim": model.text_dim,
-        "time_embed_dim": model.time_embed_dim,
+        "time_embed_dim": own.time_embed_dim,
         "timestep_activation_fn": "silu",
-        "use_learned_positional_embeddings": model.positions == Positions::Learned,
-        "use_rotary_positional_embeddings": model.positions != Positions::SinCos,
+        "use_learned_positional_embeddings": own.positions == Positions::Learned,
+        "use_rotary_positional_embeddings": own.positions != Positions::SinCos,
     });
     let mut notes = Vec::new();
-    if model.qk_norm_eps != QK_NORM_EPS {
+    if own.qk_norm_eps != QK_NORM_EPS {
         notes.push(format!(
             "diffusers uses qk_norm_eps {QK_NORM_EPS:e}, this model was trained with {:e}",
-            model.qk_norm_eps
+            own.qk_norm_eps
         ));
     }
     notes.extend(rotary_note(model));
-    if model.layer != Layer::None {
+    if own.layer != Layer::None {
         notes.push(format!("diffusers does not support TTT layers: they are in {}", crate::TTT_FILE));
     }
     if model.latent_scale != 1.0 {
@@ -444,12 +450,13 @@ pub fn model_to_diffusers(model: &Model) -> (Value, Vec<String>) {
 
 /// Returns a note if diffusers' pipelines use other rotary positions than the model was trained with.
 pub(crate) fn rotary_note(model: &Model) -> Option<String> {
-    let differs = model.positions != Positions::SinCos && model.rotary != Rotary::Diffusers;
+    let own = model.cogvideox();
+    let differs = own.positions != Positions::SinCos && own.rotary != Rotary::Diffusers;
     let [_, height, width] = model.base();
     differs.then(|| {
         format!(
             "rotary = {:?}: diffusers' pipelines use other rotary positions at sizes other than {height} x {width} latents",
-            model.rotary.name()
+            own.rotary.name()
         )
     })
 }
@@ -462,10 +469,13 @@ mod tests {
     fn rotary_positions_of_other_pipelines_are_noted() {
         let model = model_from_diffusers(&config(r#"{"use_rotary_positional_embeddings":true}"#)).unwrap();
         for (rotary, is_noted) in [(Rotary::Diffusers, false), (Rotary::ResizeCrop, true), (Rotary::Slice, true)] {
-            let (_, notes) = model_to_diffusers(&Model { rotary, ..model.clone() });
+            let (_, notes) = model_to_diffusers(&model.with_cogvideox(|keys| keys.rotary = rotary));
             assert_eq!(notes.iter().any(|note| note.contains(rotary.name())), is_noted, "{notes:?}");
         }
-        let sin_cos = Model { positions: Positions::SinCos, rotary: Rotary::Slice, ..model };
+        let sin_cos = model.with_cogvideox(|keys| {
+            keys.positions = Positions::SinCos;
+            keys.rotary = Rotary::Slice;
+        });
         assert_eq!(rotary_note(&sin_cos), None);
     }
 
@@ -527,7 +537,7 @@ mod tests {
 
     #[test]
     fn the_2b_model_for_inpainting_has_resized_positions() {
-        let resizes = |text| model_from_diffusers(&config(text)).unwrap().resize_positions;
+        let resizes = |text| model_from_diffusers(&config(text)).unwrap().cogvideox().resize_positions;
         assert!(resizes(r#"{"in_channels":33}"#));
         assert!(!resizes("{}") && !resizes(r#"{"in_channels":33,"use_rotary_positional_embeddings":true}"#));
     }
@@ -563,8 +573,10 @@ mod tests {
         let model = model_from_diffusers(&config(published)).unwrap();
         let of = |model: &Model| config_text(model, Some(published)).0;
         // It contains neither TTT layers nor the latent scale, and its base size is not the data size.
-        let ttt =
-            Model { layer: Layer::TttMlp, ttt_mini_batch: 64, latent_scale: 0.7, latent_frames: 4, ..model.clone() };
+        let ttt = Model { latent_scale: 0.7, latent_frames: 4, ..model.clone() }.with_cogvideox(|keys| {
+            keys.layer = Layer::TttMlp;
+            keys.ttt_mini_batch = 64;
+        });
         assert_eq!((of(&model).as_str(), of(&ttt).as_str()), (published, published));
         // Without the key of learned positions, a second latent would be that of a control video.
         let grown = Model { in_channels: 32, ..model.clone() };

@@ -79,7 +79,8 @@ impl SchedulerConfig {
         set("zero_terminal_snr", self.rescale_betas_zero_snr.unwrap_or(false).into());
         // DDPM and DDIM ignore a shift, whatever their configuration contains. VideoX-Fun reads the configuration of its 2B model, which
         // names CogVideoX's class and the shift of 3.0, with these two (`scripts/cogvideox_fun/train.py`, `predict_i2v.py`).
-        let shift = if shifts && !model.resize_positions { self.snr_shift_scale.unwrap_or(3.0) } else { 1.0 };
+        let shift =
+            if shifts && !model.cogvideox().resize_positions { self.snr_shift_scale.unwrap_or(3.0) } else { 1.0 };
         set("snr_shift_scale", shift.into());
         set("timestep_spacing", word(&self.timestep_spacing, "leading").into());
         Model::from_table(&table).map_err(|e| {
@@ -110,14 +111,14 @@ mod tests {
         assert_eq!(apply(published).unwrap(), model());
         let bare = r#"{"_class_name":"CogVideoXDPMScheduler","prediction_type":"v_prediction"}"#;
         let bare = apply(bare).unwrap();
-        assert_eq!((bare.snr_shift_scale, bare.zero_terminal_snr), (3.0, false));
-        let fun = Model { resize_positions: true, ..model() };
+        assert_eq!((bare.cogvideox().snr_shift_scale, bare.cogvideox().zero_terminal_snr), (3.0, false));
+        let fun = model().with_cogvideox(|keys| keys.resize_positions = true);
         let config: SchedulerConfig = serde_json::from_str(&published.replace("1.0", "3.0")).unwrap();
-        assert_eq!(config.apply("scheduler_config.json".into(), &model()).unwrap().snr_shift_scale, 3.0);
-        assert_eq!(config.apply("scheduler_config.json".into(), &fun).unwrap().snr_shift_scale, 1.0);
+        assert_eq!(config.apply("scheduler_config.json".into(), &model()).unwrap().cogvideox().snr_shift_scale, 3.0);
+        assert_eq!(config.apply("scheduler_config.json".into(), &fun).unwrap().cogvideox().snr_shift_scale, 1.0);
         let ddpm = r#"{"_class_name":"DDPMScheduler","prediction_type":"v_prediction","snr_shift_scale":3.0}"#;
         let ddpm = apply(ddpm).unwrap();
-        assert_eq!((ddpm.snr_shift_scale, ddpm.beta_end), (1.0, 0.02));
+        assert_eq!((ddpm.cogvideox().snr_shift_scale, ddpm.cogvideox().beta_end), (1.0, 0.02));
     }
 
     #[test]

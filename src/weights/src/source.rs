@@ -281,7 +281,9 @@ impl WeightsSource {
         if let Some(vae) = beside(&folder, "vae", CONFIG_FILE) {
             let (latent_scale, invert_image_scale) = vae_scale(&vae)?;
             source.latent_scale_known = true;
-            model = model.map(|model| Model { latent_scale, invert_image_scale, ..model });
+            model = model.map(|model| {
+                Model { latent_scale, ..model }.with_cogvideox(|keys| keys.invert_image_scale = invert_image_scale)
+            });
         }
         if let Some(path) = beside(&folder, "scheduler", SCHEDULER_FILE) {
             source.schedule_known = true;
@@ -416,15 +418,13 @@ fn with_ttt(model: &Model, header: &Header) -> Result<Model, Failure> {
     let table: toml::Table = text.parse().map_err(|e: toml::de::Error| bad(e.to_string()))?;
     let ttt = Model::from_table(&table).map_err(|e| bad(e.why))?;
     let model = &with_keys(model, &table, &header.path)?;
-    let same = Model {
-        layer: ttt.layer,
-        segments: ttt.segments,
-        latent_scale: ttt.latent_scale,
-        ttt_mini_batch: ttt.ttt_mini_batch,
-        ttt_base_lr: ttt.ttt_base_lr,
-        ttt_lr_alignment: ttt.ttt_lr_alignment,
-        ..model.clone()
-    };
+    let same = Model { latent_scale: ttt.latent_scale, ..model.clone() }.with_cogvideox(|keys| {
+        keys.layer = ttt.cogvideox().layer;
+        keys.segments = ttt.segments();
+        keys.ttt_mini_batch = ttt.cogvideox().ttt_mini_batch;
+        keys.ttt_base_lr = ttt.cogvideox().ttt_base_lr;
+        keys.ttt_lr_alignment = ttt.cogvideox().ttt_lr_alignment;
+    });
     let shape = |m: &Model| (m.num_layers, m.num_heads, m.head_dim);
     if shape(&ttt) != shape(model) {
         return Err(bad(format!(

@@ -83,7 +83,7 @@ fn a_ttt_video_checkpoint_converts_to_a_checkpoint_with_every_parameter() {
         let target = folder.join(name.replace('.', "-"));
         let plan = plan_conversion(&ConvertRequest::new(fixture(name), &target, Form::Internal)).unwrap();
         let model = plan.model.as_ref().unwrap();
-        assert_eq!((model.layer, model.num_layers, model.num_heads), (Layer::TttLinear, 1, 1));
+        assert_eq!((model.cogvideox().layer, model.num_layers, model.num_heads), (Layer::TttLinear, 1, 1));
         assert_eq!(plan.report.mapped.len(), 60);
         plan.execute(false, 0.0, 1, &mut |_| ControlFlow::Continue(())).unwrap();
         let (ours, theirs) = (WeightsSource::open(&target).unwrap(), WeightsSource::open(&fixture("flat.pt")).unwrap());

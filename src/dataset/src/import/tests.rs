@@ -90,7 +90,7 @@ fn latents_of_finetrainers_and_of_cogvideox_factory_are_imported_with_equal_valu
             compare(&done.index, &line.text[0], &expected[&format!("{name}.{number}.text")]);
         }
         assert_eq!(lines[1].caption, caption);
-        let fits = recipe::Model { segments: 1, latent_frames: 3, ..model() };
+        let fits = recipe::Model { latent_frames: 3, ..model() }.with_cogvideox(|keys| keys.segments = 1);
         assert_eq!(Table::open(&done.index, &fits).unwrap().len(), count);
     }
 }
@@ -139,7 +139,7 @@ fn an_import_records_checksums_and_refuses_clips_with_values_that_are_not_finite
 
 /// Opens an imported store for a recipe with a condition.
 fn with_condition(index: &Utf8Path, condition: &Conditioning) -> Result<Table, Failure> {
-    let model = recipe::Model { segments: 1, latent_frames: 3, ..model() };
+    let model = recipe::Model { latent_frames: 3, ..model() }.with_cogvideox(|keys| keys.segments = 1);
     Table::open(index, &model).unwrap().with_conditions(condition, &model)
 }
 

@@ -111,7 +111,7 @@ pub(crate) fn open_table(data: &Utf8Path, latents: Latents<'_>) -> Result<Table,
     let empty = if index.has_empty { slots.pop() } else { None };
     let texts = slots.split_off(index.samples);
     let info = DatasetInfo { samples: index.samples, bytes, fingerprint: index.fingerprint };
-    Ok(Table::of_slots(&path, info, (found.files, found.kinds), model.segments, (slots, texts, empty)))
+    Ok(Table::of_slots(&path, info, (found.files, found.kinds), model.segments(), (slots, texts, empty)))
 }
 
 /// Reads the index.
@@ -120,11 +120,11 @@ fn read(data: &Utf8Path, spec: &StoreSpec, model: &Model) -> Result<BriefIndex, 
     let (head, mut lines) = Lines::open(&path)?;
     check_head(data, &head, spec)?;
     let (mut names, mut hash, mut sample) = (Names::default(), Xxh3::new(), 0);
-    let segments = model.segments as u64;
+    let segments = model.segments() as u64;
     let clips = head.clips as u64;
     while let Some((number, line)) = lines.next()? {
         let line: BriefLine = serde_json::from_slice(line).map_err(|e| malformed(&path, number, &e))?;
-        if line.text.len() != model.segments {
+        if line.text.len() != model.segments() {
             let what = format!("line {number} of {path} has texts for another number of segments");
             return Err(wrong_count(what, line.text.len(), model));
         }

@@ -423,7 +423,7 @@ fn each_segment_of_a_clip_has_its_text() {
     assert_eq!(plan.count(ItemKind::Text), 4);
     let lines = lines(&data).1;
     assert_eq!((lines[0].text.len(), &lines[0].text[1]), (2, &lines[1].text[0]));
-    let segments = recipe::Model { segments: 2, ..model() };
+    let segments = model().with_cogvideox(|keys| keys.segments = 2);
     let table = crate::Table::open(&data, &segments).unwrap();
     assert_eq!((table.texts(0)[1], table.texts(1).len()), (table.texts(1)[0], 2));
     assert_eq!(crate::Table::open(&data, &model()).unwrap_err().code, ErrorCode::InvalidDataset);
@@ -694,7 +694,7 @@ fn damaged_stores_and_stores_of_other_models_are_refused() {
         other(&|model| (model.in_channels, model.out_channels) = (16, 16)),
         other(&|model| model.text_dim = 4096),
         other(&|model| model.latent_frames = 13),
-        other(&|model| model.segments = 2),
+        other(&|model| *model = model.with_cogvideox(|keys| keys.segments = 2)),
     ];
     let shown = [cut, gone, missing, newer, newer_index, cut_index, torn_index, between].map(|(_, text)| text);
     insta::assert_snapshot!([&shown[..], &models[..]].concat().join("\n\n"));

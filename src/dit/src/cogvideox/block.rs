@@ -49,8 +49,8 @@ impl Block {
         Block {
             replicated: norms.into_iter().flat_map(|slot| [slot, slot + 1]).chain(biases).chain(of_ttt).collect(),
             head_dim: model.head_dim as i64,
-            eps: model.norm_eps,
-            qk_eps: model.qk_norm_eps,
+            eps: model.cogvideox().norm_eps,
+            qk_eps: model.cogvideox().qk_norm_eps,
             ttt,
             fused: OnGpu::Operators,
             norm1_linear: slots.affine("norm1.linear"),

@@ -37,7 +37,10 @@ impl Embedder {
             text: slots.affine("patch_embed.text"),
             time1: slots.affine("time_embed.linear1"),
             time2: slots.affine("time_embed.linear2"),
-            ofs: model.ofs_embedding.then(|| ["ofs_embed.linear1", "ofs_embed.linear2"].map(|name| slots.affine(name))),
+            ofs: model
+                .cogvideox()
+                .ofs_embedding
+                .then(|| ["ofs_embed.linear1", "ofs_embed.linear2"].map(|name| slots.affine(name))),
             learned: slots.find("patch_embed.positions"),
         }
     }

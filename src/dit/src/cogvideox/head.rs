@@ -23,7 +23,7 @@ impl Head {
     pub fn new(model: &Model) -> Self {
         let slots = super::slots(model, FsdpUnit::Root);
         Head {
-            eps: model.norm_eps,
+            eps: model.cogvideox().norm_eps,
             patch: model.patch_size as i64,
             patch_t: model.patch_size_t as i64,
             channels: model.out_channels as i64,

@@ -40,13 +40,13 @@ pub fn rotary_positions(model: &Model) -> [Vec<f64>; 3] {
     let plain = |count: i64| (0..count).map(|i| i as f64).collect::<Vec<_>>();
     let [_, height, width] = model.base();
     let base = ((height / model.patch_size) as i64, (width / model.patch_size) as i64);
-    if base == (rows, columns) || model.patch_size_t > 1 || model.rotary == Rotary::Slice {
+    if base == (rows, columns) || model.patch_size_t > 1 || model.cogvideox().rotary == Rotary::Slice {
         return [plain(frames), plain(rows), plain(columns)];
     }
     let Crop { top, left, height, width } = Crop::of((rows, columns), base);
     let spaced = |start: i64, len: i64, count: i64| {
         let (start, len, n) = (start as f64, len as f64, count as f64);
-        let step = match model.rotary {
+        let step = match model.cogvideox().rotary {
             // Only the end point is scaled, by (n - 1) / n.
             Rotary::Diffusers if count > 1 => ((start + len) * (n - 1.0) / n - start) / (n - 1.0),
             _ => len / n,
@@ -99,8 +99,9 @@ pub fn rotary_from(cos: &Tensor, sin: &Tensor, text_len: i64) -> Tensor {
 ///
 /// Source: diffusers `get_3d_sincos_pos_embed`, whose grid lists the column first.
 pub fn sin_cos(model: &Model) -> Tensor {
+    let own = model.cogvideox();
     let (frames, rows, columns) = grid(model);
-    if model.resize_positions && grid(&model.at_base()) != (frames, rows, columns) {
+    if own.resize_positions && grid(&model.at_base()) != (frames, rows, columns) {
         return resized(model);
     }
     let dim = model.dim() as i64;
@@ -111,9 +112,9 @@ pub fn sin_cos(model: &Model) -> Tensor {
         Tensor::cat(&[angles.sin(), angles.cos()], 1)
     };
     let spatial = dim / 4 * 3 / 2;
-    let time = axis(frames, dim / 4, model.temporal_interpolation).view([frames, 1, 1, dim / 4]);
-    let column = axis(columns, spatial, model.spatial_interpolation).view([1, 1, columns, spatial]);
-    let row = axis(rows, spatial, model.spatial_interpolation).view([1, rows, 1, spatial]);
+    let time = axis(frames, dim / 4, own.temporal_interpolation).view([frames, 1, 1, dim / 4]);
+    let column = axis(columns, spatial, own.spatial_interpolation).view([1, 1, columns, spatial]);
+    let row = axis(rows, spatial, own.spatial_interpolation).view([1, rows, 1, spatial]);
     let whole = |t: &Tensor, width: i64| t.expand([frames, rows, columns, width], false);
     let video = Tensor::cat(&[whole(&time, dim / 4), whole(&column, spatial), whole(&row, spatial)], -1)
         .reshape([frames * rows * columns, dim]);
@@ -131,7 +132,11 @@ fn resized(model: &Model) -> Tensor {
     let base = Model { latent_frames: model.latent_frames, ..model.at_base() };
     let (_, base_rows, base_columns) = grid(&base);
     let text = model.text_tokens() as i64;
-    let table = sin_cos(&Model { resize_positions: false, ..base }).narrow(1, text, frames * base_rows * base_columns);
+    let table = sin_cos(&base.with_cogvideox(|keys| keys.resize_positions = false)).narrow(
+        1,
+        text,
+        frames * base_rows * base_columns,
+    );
     let table_tdrc = table.view([frames, base_rows, base_columns, dim]).permute([0, 3, 1, 2]);
     let video = table_tdrc.upsample_bilinear2d([rows, columns], false, None::<f64>, None::<f64>);
     let video = video.permute([0, 2, 3, 1]).reshape([1, frames * rows * columns, dim]);

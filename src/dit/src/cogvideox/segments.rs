@@ -20,10 +20,10 @@ pub struct Segments {
 impl Segments {
     /// Computes the segments of a model; `None` for a model of one segment.
     pub fn new(model: &Model) -> Option<Self> {
-        if model.segments == 1 {
+        if model.cogvideox().segments == 1 {
             return None;
         }
-        let (n, text, frame) = (model.segments, model.text_len, model.tokens_per_frame());
+        let (n, text, frame) = (model.cogvideox().segments, model.text_len, model.tokens_per_frame());
         let mut tokens: Vec<i64> = Vec::new();
         let mut seen = vec![0f32; model.seq_len()];
         for segment in 0..n {
@@ -74,7 +74,8 @@ pub struct ScanOrder {
 impl ScanOrder {
     /// Computes the scan order of a model.
     pub fn new(model: &Model) -> Self {
-        let (n, text, frame) = (model.segments, model.text_len, model.tokens_per_frame());
+        let own = model.cogvideox();
+        let (n, text, frame) = (own.segments, model.text_len, model.tokens_per_frame());
         let (first_video, len) = (n * text, model.seq_len());
         let mut there: Vec<i64> = Vec::with_capacity(len);
         for segment in 0..n {
@@ -93,8 +94,8 @@ impl ScanOrder {
             .collect();
         // The reference forms a matrix of rates per mini-batch before it reorders tokens, then moves its rows but not its
         // columns, and its kernels read the last row. So a mini-batch gets the rates of the mini-batch that its last token came from.
-        let rates = (model.ttt_lr_alignment == LrAlignment::Upstream && n > 1).then(|| {
-            let b = model.ttt_mini_batch;
+        let rates = (own.ttt_lr_alignment == LrAlignment::Upstream && n > 1).then(|| {
+            let b = own.ttt_mini_batch;
             let of = |batch: &[i64]| {
                 let from = *batch.last().expect("no mini-batch is empty") as usize / b * b;
                 (from..from + b).map(|t| t as i64).collect::<Vec<_>>()
@@ -134,7 +135,8 @@ impl ScanOrder {
 
 /// Returns the rotary factors of one segment's attention, `[S, F/2]`: time starts at zero in every segment.
 pub fn attention_rotary(model: &Model) -> Tensor {
-    let one = Model { segments: 1, latent_frames: model.attention_frames(), ..model.clone() };
+    let one =
+        Model { latent_frames: model.attention_frames(), ..model.clone() }.with_cogvideox(|keys| keys.segments = 1);
     super::positions::rotary(&one)
 }
 
@@ -147,14 +149,16 @@ mod tests {
         let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/configs/valid/minimal.toml");
         let recipe = recipe::load(file.into(), &[]).expect("a valid recipe").recipe;
         Model {
-            segments,
             text_len: 2,
             latent_frames: SEGMENT_FRAMES * segments + 1,
             latent_height: 2,
             latent_width: 4,
-            ttt_mini_batch: 2,
             ..recipe.model
         }
+        .with_cogvideox(|keys| {
+            keys.segments = segments;
+            keys.ttt_mini_batch = 2;
+        })
     }
 
     fn sorted(t: &Tensor) -> Vec<i64> {

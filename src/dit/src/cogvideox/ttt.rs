@@ -54,7 +54,8 @@ struct Gate {
 impl Ttt {
     /// Looks up the parameters by name; `None` for a model without TTT layers.
     pub fn new(model: &Model, scan_group: usize) -> Option<Self> {
-        if model.layer == Layer::None {
+        let own = model.cogvideox();
+        if own.layer == Layer::None {
             return None;
         }
         let slots = super::slots(model, FsdpUnit::Block(0));
@@ -67,9 +68,9 @@ impl Ttt {
         };
         Some(Ttt {
             head_dim: model.head_dim as i64,
-            base_lr: model.ttt_base_lr,
+            base_lr: own.ttt_base_lr,
             settings: Settings {
-                mini_batch: model.ttt_mini_batch as i64,
+                mini_batch: own.ttt_mini_batch as i64,
                 scan_group: scan_group as i64,
                 eps: EPS,
                 on_gpu: OnGpu::Operators,
@@ -84,7 +85,7 @@ impl Ttt {
             inner_norm: slots.affine("ttt.inner_norm"),
             post_norm: slots.affine("ttt.post_norm"),
             inner1: slots.affine("ttt.inner1"),
-            inner2: (model.layer == Layer::TttMlp).then(|| slots.affine("ttt.inner2")),
+            inner2: (own.layer == Layer::TttMlp).then(|| slots.affine("ttt.inner2")),
             gates: [gate("forward"), gate("backward")],
         })
     }

@@ -1,7 +1,7 @@
 //! The rules about the optimizer, its schedules and the average of weights.
 
 use super::Advice;
-use crate::{Layer, Length, LrSchedule, OptimizerKind, Recipe, Task, UseEma};
+use crate::{Length, LrSchedule, OptimizerKind, Recipe, Task, UseEma};
 
 /// Skips a recipe whose length is in epochs: it is checked again when its steps are known.
 pub(super) fn warmup_ends(recipe: &Recipe) -> Result<(), Advice> {
@@ -137,7 +137,7 @@ pub(super) fn prodigy_has_one_rate(recipe: &Recipe) -> Result<(), Advice> {
         return Ok(());
     }
     let why = "Prodigy estimates one distance, so all parameters have one learning rate";
-    if recipe.model.layer != Layer::None && (o.lr_ttt, o.schedule_ttt) != (o.lr, o.schedule) {
+    if recipe.model.has_ttt() && (o.lr_ttt, o.schedule_ttt) != (o.lr, o.schedule) {
         return Err(Advice {
             why: format!("{why}, and optimizer.lr_ttt or schedule_ttt differs from optimizer.lr or schedule"),
             fix: format!("set optimizer.lr_ttt = {} and the same schedules", o.lr),

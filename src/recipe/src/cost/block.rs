@@ -1,7 +1,7 @@
 //! The cost of one transformer block: the terms of the memory, traffic and FLOP formulas that depend on the model family and on
 //! the kind of block.
 
-use super::{Flops, cogvideox};
+use super::Flops;
 use crate::Recipe;
 
 /// The cost of one block for one sample. Element counts are of the compute dtype unless the field states another type.
@@ -34,9 +34,7 @@ pub struct BlockCost {
 impl Recipe {
     /// Returns the cost of every block, in the order of the network.
     pub fn blocks(&self) -> Vec<BlockCost> {
-        let block = cogvideox::block(self);
-        let with_grads = |summed_grads| BlockCost { summed_grads, ..block };
-        cogvideox::summed_grads(self).into_iter().map(with_grads).collect()
+        self.model.family().blocks(self)
     }
 
     /// Returns the number of blocks that share one saved input.

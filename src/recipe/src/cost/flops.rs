@@ -3,7 +3,7 @@
 use serde::Serialize;
 use std::ops::Add;
 
-use crate::Recipe;
+use crate::{Model, Recipe};
 
 /// Floating-point operations of matrix products and attention, which are about 99 % of the work. A multiply-add counts
 /// as two.
@@ -26,6 +26,11 @@ pub struct Flops {
 }
 
 impl Flops {
+    /// Counts one forward pass over one sample.
+    pub fn forward(model: &Model) -> Self {
+        model.family().forward_flops(model)
+    }
+
     /// Counts a step for one sample: forward, recomputation, and twice the forward for gradients.
     ///
     /// All blocks except those of the last group are recomputed; their attention and their scans are recomputed only if the

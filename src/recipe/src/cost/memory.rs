@@ -3,10 +3,10 @@
 use serde::Serialize;
 
 use super::{BlockCost, UnitSize, UnitSizes, batch, page_locked};
-use crate::{Accumulate, Device, EmaDevice, Flat, Layer, OffloadStore, OptimizerKind, Recipe, Slab};
+use crate::{Accumulate, Device, EmaDevice, Flat, OffloadStore, OptimizerKind, Recipe, Slab};
 
 /// Size of a float32 in bytes.
-pub(super) const F32: u64 = 4;
+pub(crate) const F32: u64 = 4;
 
 /// The memory of one rank, in bytes.
 ///
@@ -244,27 +244,6 @@ fn update(recipe: &Recipe, units: &UnitSizes) -> u64 {
     temporaries + swapped + state
 }
 
-/// Returns the memory that the CUDA kernel of TTT scans takes for recomputed values in its backward pass, for all samples. It recomputes as
-/// many groups of mini-batches at a time as fit into 1 GiB, and at least one group.
-///
-/// Source: `Kept` in `kernels/cuda/ttt_sizes.h`, without its vectors.
-fn scan_kernel(recipe: &Recipe) -> u64 {
-    const MOST: u64 = 1 << 30;
-    let m = &recipe.model;
-    if !recipe.expects_scan_kernel() {
-        return 0;
-    }
-    let (tokens, width) = (m.ttt_mini_batch as u64, m.head_dim as u64);
-    let is_mlp = m.layer == Layer::TttMlp;
-    let hidden = if is_mlp { 4 * width } else { width };
-    let (wide, images) = if is_mlp { (6 * tokens * hidden, 3) } else { (0, 1) };
-    let kept = 2 * (wide + images * hidden * width + 4 * tokens * width);
-    let group = recipe.remat.scan_group as u64;
-    let groups = (m.seq_len() as u64).div_ceil(tokens * group);
-    let of_one = recipe.micro_batch() * (m.num_heads / recipe.mesh.tp) as u64 * group * kept;
-    (of_one * groups).min(MOST.max(of_one))
-}
-
 fn states_of(blocks: &[BlockCost]) -> u64 {
     blocks.iter().map(|block| block.states).sum()
 }
@@ -276,8 +255,8 @@ fn graphs_of_group(recipe: &Recipe, blocks: &[BlockCost]) -> u64 {
     let graph = |block: &BlockCost| block.graph * compute;
     let graphs = blocks.chunks(recipe.group()).map(|group| group.iter().map(graph).sum()).fold(0.0, f64::max);
     let temporaries = blocks.iter().map(|block| block.temporaries * compute).fold(0.0, f64::max);
-    let of_scan = scan_kernel(recipe) as f64;
-    (samples * graphs + (samples * temporaries).max(of_scan)) as u64
+    let of_kernels = recipe.model.family().kernel_memory(recipe) as f64;
+    (samples * graphs + (samples * temporaries).max(of_kernels)) as u64
 }
 
 /// Returns the size of the gradients of a block's parameters, in the compute dtype and in float32 for the reduction.

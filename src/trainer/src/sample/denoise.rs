@@ -123,7 +123,7 @@ pub fn sampler(spec: &SampleSpec, schedule: &NoiseSchedule) -> Sampler {
     } else {
         Guidance::Constant(spec.guidance)
     };
-    let spacing = spec.model.timestep_spacing;
+    let spacing = spec.model.cogvideox().timestep_spacing;
     match spec.scheduler {
         SampleScheduler::Ddim => Sampler::ddim(schedule, spacing, spec.steps, guidance),
         SampleScheduler::Vpsde => Sampler::vpsde(spec.steps, guidance),

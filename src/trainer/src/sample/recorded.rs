@@ -85,8 +85,8 @@ impl Case {
             }
         }
         let text_len = self.number("max_sequence_length");
-        let model =
-            Model { text_len, latent_scale: vae.scaling_factor, invert_image_scale: vae.invert_scale_latents, ..model };
+        let model = Model { text_len, latent_scale: vae.scaling_factor, ..model }
+            .with_cogvideox(|keys| keys.invert_image_scale = vae.invert_scale_latents);
         let mut recipe = Recipe::for_sampling(&model, None).unwrap();
         recipe.train.dtype = recipe::ComputeDtype::Float32;
         recipe.encoders.dtype = recipe::ComputeDtype::Float32;

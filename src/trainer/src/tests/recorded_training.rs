@@ -143,33 +143,35 @@ impl Trace {
         Recipe {
             name: "trace".into(),
             model: Model {
-                positions: Positions::Rope,
                 num_layers: size("num_layers"),
                 num_heads: size("num_heads"),
                 head_dim: size("model_dim") / size("num_heads"),
-                time_embed_dim: size("time_embed_dim"),
                 text_dim: size("text_dim"),
                 text_len: self.about("text_len"),
-                segments: self.about("segments"),
                 in_channels: size("in_channels"),
                 out_channels: size("out_channels"),
                 patch_size: size("patch_size"),
                 patch_size_t: 1,
-                ofs_embedding: false,
                 latent_frames: self.about("latent_frames"),
                 latent_height: size("latent_rows") * size("patch_size"),
                 latent_width: size("latent_cols") * size("patch_size"),
-                layer: if config["layer"] == "ttt_mlp" { Layer::TttMlp } else { Layer::TttLinear },
-                ttt_mini_batch: size("mini_batch_size"),
-                ttt_base_lr: config["ttt_base_lr"].as_f64().unwrap(),
-                ttt_lr_alignment: LrAlignment::Aligned,
-                norm_eps: 1e-6,
-                qk_norm_eps: 1e-6,
                 latent_scale: 1.0,
-                spatial_interpolation: 1.0,
-                temporal_interpolation: 1.0,
                 ..any.model
-            },
+            }
+            .with_cogvideox(|keys| {
+                keys.positions = Positions::Rope;
+                keys.time_embed_dim = size("time_embed_dim");
+                keys.segments = self.about("segments");
+                keys.ofs_embedding = false;
+                keys.layer = if config["layer"] == "ttt_mlp" { Layer::TttMlp } else { Layer::TttLinear };
+                keys.ttt_mini_batch = size("mini_batch_size");
+                keys.ttt_base_lr = config["ttt_base_lr"].as_f64().unwrap();
+                keys.ttt_lr_alignment = LrAlignment::Aligned;
+                keys.norm_eps = 1e-6;
+                keys.qk_norm_eps = 1e-6;
+                keys.spatial_interpolation = 1.0;
+                keys.temporal_interpolation = 1.0;
+            }),
             data: Data { index: "none.jsonl".into(), ..Data::default() },
             train: Train {
                 length: recipe::Length::Steps(self.about("steps")),

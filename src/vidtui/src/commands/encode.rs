@@ -155,7 +155,7 @@ fn prepare(workspace: &Workspace, args: &DataEncodeArgs, progress: OnStep<'_>) -
     let subject = workspace.subject(file.as_str(), &args.how.sets())?;
     let inputs = EncodeInputs::open(&subject.resolved().recipe)?;
     if let Some(trained) = &trained {
-        inputs.manifest.check_segments(trained.model.segments)?;
+        inputs.manifest.check_segments(trained.model.segments())?;
     }
     let plan = inputs.plan()?;
     Ok(Prepared { subject, plan, report, lock })

@@ -114,5 +114,5 @@ fn conversion_for(options: &LaunchOptions<'_>) -> Option<ui::ConvertOptions> {
         },
         (Init::Run(_), _) | (Init::ByStage, None) => return None,
     };
-    conversions::that_helps(path, options.subject.resolved().recipe.model.layer)
+    conversions::that_helps(path, options.subject.resolved().recipe.model.cogvideox().layer)
 }

@@ -59,7 +59,7 @@ pub(super) fn plan(request: &ConvertRequest, source: WeightsSource, form: LoraFo
     }
     let mut metadata = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
     if let Some(Ok(model)) = &source.model {
-        metadata.insert(lora::ROTARY.into(), model.rotary.name().into());
+        metadata.insert(lora::ROTARY.into(), model.cogvideox().rotary.name().into());
         report.notes.extend(rotary_note(model));
     }
     let mut texts = Vec::new();

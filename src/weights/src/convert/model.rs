@@ -117,7 +117,7 @@ pub(super) fn plan(
         report.notes.push(format!(
             "the source has no scheduler/scheduler_config.json: the noise schedule is assumed, model.snr_shift_scale = {} \
              (CogVideoX-2B 3.0, later models 1.0)",
-            model.snr_shift_scale
+            model.cogvideox().snr_shift_scale
         ));
     }
     let mut links = Vec::new();
@@ -191,21 +191,24 @@ fn target_model(source: &WeightsSource, request: &ConvertRequest) -> Result<Mode
         model.in_channels = channels;
     }
     if let Some(layer) = request.layer
-        && layer != model.layer
+        && layer != model.cogvideox().layer
     {
-        if model.layer != Layer::None && layer != Layer::None {
+        let had = model.cogvideox().layer;
+        if had != Layer::None && layer != Layer::None {
             return refuse(
-                format!("its layers are {}, which cannot become {}", word(model.layer), word(layer)),
+                format!("its layers are {}, which cannot become {}", word(had), word(layer)),
                 "convert weights without TTT layers".into(),
             );
         }
-        model.layer = layer;
-        // The defaults of ttt-video-dit.
-        (model.ttt_mini_batch, model.ttt_base_lr) = match layer {
-            Layer::None => (0, model.ttt_base_lr),
-            Layer::TttLinear => (16, 1.0),
-            Layer::TttMlp => (64, 0.1),
-        };
+        model = model.with_cogvideox(|keys| {
+            keys.layer = layer;
+            // The defaults of ttt-video-dit.
+            (keys.ttt_mini_batch, keys.ttt_base_lr) = match layer {
+                Layer::None => (0, keys.ttt_base_lr),
+                Layer::TttLinear => (16, 1.0),
+                Layer::TttMlp => (64, 0.1),
+            };
+        });
     }
     // `Model::from_table` checks the limits of a model's size.
     match Model::from_table(&model.to_table()) {
@@ -287,8 +290,8 @@ fn added(
     dtype: Dtype,
     seed: u64,
 ) -> Option<TensorToWrite> {
-    let had = source.model().ok()?.layer;
-    if spec.group != recipe::ParamGroup::Ttt || had == model.layer {
+    let had = source.model().ok()?.cogvideox().layer;
+    if spec.group != recipe::ParamGroup::Ttt || had == model.cogvideox().layer {
         return None;
     }
     let segments = vec![Segment::Initial(InitialValues::new(spec.init, seed, &spec.name)?, spec.len() * 4)];

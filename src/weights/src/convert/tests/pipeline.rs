@@ -39,7 +39,10 @@ fn the_vae_scale_the_noise_schedule_and_the_text_length_are_kept() {
         let rest = "[data]\nindex = \"i.jsonl\"\n[train]\nsteps = 1\nglobal_batch = 1\n";
         fs::write(&recipe, format!("base = \"{target}/model.toml\"\n{rest}")).unwrap();
         let model = recipe::load(&recipe, &[]).unwrap().recipe.model;
-        assert_eq!((model.latent_scale, model.snr_shift_scale, model.invert_image_scale), (0.7, 3.0, true));
+        assert_eq!(
+            (model.latent_scale, model.cogvideox().snr_shift_scale, model.cogvideox().invert_image_scale),
+            (0.7, 3.0, true)
+        );
         // An exported folder needs no other file. It keeps the values that its config.json cannot express.
         let (outer, back) = (folder.join(format!("{target}-outer")), folder.join(format!("{target}-back")));
         go(&ConvertRequest::new(folder.join(target), &outer, Form::Diffusers)).unwrap();
