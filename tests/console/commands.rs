@@ -194,6 +194,9 @@ fn curves_are_exported_as_svg_png_and_csv() {
     assert_eq!(String::from_utf8(read("part.csv")).unwrap().lines().count(), 6);
     site.succeeds(&["export", "latest", "--with", "latest", "--x", "time", "--out", "compared.svg"]);
     assert!(String::from_utf8(read("compared.svg")).unwrap().contains("Comparison of 2 runs"));
+    site.succeeds(&["export", "latest", "--with", "latest", "--chart", "learning-rate", "--out", "rates.svg"]);
+    let rates = String::from_utf8(read("rates.svg")).unwrap();
+    assert!(rates.contains("Comparison of 2 runs") && rates.contains("learning rate"), "{rates}");
     assert_eq!(site.vidtui(&["export", "latest", "--with", "latest", "--out", "x.csv"]).code, 2);
     for wrong in [&["--from", "9", "--to", "5"][..], &["--smooth", "1"], &["--metric", "los"]] {
         assert_eq!(site.vidtui(&[&["export", "latest", "--out", "x.svg"], wrong].concat()).code, 2);
@@ -202,6 +205,18 @@ fn curves_are_exported_as_svg_png_and_csv() {
     insta::assert_snapshot!("export_to_an_unknown_format", site.fails(&["export", "latest", "--out", "loss.gif"]));
     let unwritable = site.fails(&["export", "latest", "--out", "/nonesuch/loss.svg"]);
     insta::assert_snapshot!("export_to_an_unwritable_folder", unwritable);
+}
+
+#[test]
+fn a_usage_error_is_json_under_json_and_text_otherwise() {
+    let site = TestSite::new();
+    let wrong = site.vidtui(&["status", "--jsn", "--json"]);
+    let error: serde_json::Value = serde_json::from_str(&wrong.stderr).unwrap();
+    assert_eq!((wrong.code, &error["error"]["code"]), (2, &"invalid-argument".into()), "{error}");
+    assert!(error["error"]["why"].as_str().unwrap().contains("--jsn"), "{error}");
+    let text = site.vidtui(&["status", "--jsn"]);
+    assert!(text.code == 2 && text.stderr.starts_with("error: unexpected argument '--jsn'"), "{}", text.stderr);
+    assert_eq!(site.vidtui(&["status", "--json", "--help"]).code, 0);
 }
 
 #[test]

@@ -72,6 +72,11 @@ fn runs_start_one_after_the_other_in_the_order_of_the_queue() {
     let waiting = ["4", "3", "2", "1"].map(|id| (id.parse().unwrap(), "waiting"));
     assert!(are(&states(&site), &waiting), "{:?}", states(&site));
     assert_eq!(site.runs().len(), 1);
+    let list = site.succeeds(&["queue"]);
+    assert!(list.contains(&format!("waiting for {} on ", first.trim())), "{list}");
+    assert!(list.contains("waiting for entry 4 to start"), "{list}");
+    let waits = site.json(&["queue", "--json"])["entries"].clone();
+    assert_eq!((&waits[0]["waits_for"]["run"], &waits[1]["waits_for"]["entry"]), (&first.trim().into(), &4.into()));
     site.succeeds(&["stop", first.trim()]);
     until_idle(&site);
     assert_eq!(names(&site)[1..], ["d", "c", "b", "a"]);

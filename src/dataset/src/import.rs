@@ -98,6 +98,11 @@ pub struct NotFiniteClip {
 /// # Errors
 /// A file cannot be read or imported; the failure names the first such file and the reason.
 pub fn plan_import(request: &ImportRequest) -> Result<ImportPlan, Failure> {
+    if !request.index.exists() {
+        let fix = "name the index of a data set of ttt-video-dit, or the folder that finetrainers or cogvideox-factory prepared";
+        let what = format!("cannot import {}", request.index);
+        return Err(Failure::new(ErrorCode::InvalidDataset, what, "it does not exist", fix));
+    }
     let (program, clips) = source::read(&request.index, request.root.as_deref(), request.channels)?;
     let spec = spec(program, &clips, request)?;
     let (mut latents, mut texts) = (Shards::new("latents"), Shards::new("texts"));

@@ -10,6 +10,7 @@ mod interop;
 mod launch;
 mod nodes;
 mod queue;
+mod read;
 mod sample;
 mod weights;
 
@@ -20,13 +21,14 @@ use clap::{Args as Arguments, Parser, Subcommand};
 use ui::run_state::StateKind;
 
 pub use alerts::*;
-pub use blank::{read, refuse_blank};
+pub use blank::refuse_blank;
 pub use data::*;
 pub use export::*;
 pub use interop::*;
 pub use launch::*;
 pub use nodes::*;
 pub use queue::*;
+pub use read::read;
 pub use sample::*;
 pub use weights::*;
 

@@ -156,7 +156,7 @@ fn from_home(path: &Utf8Path) -> Utf8PathBuf {
 }
 
 /// Returns the command line of the conversion.
-fn command(options: &ConvertOptions) -> String {
+pub fn command(options: &ConvertOptions) -> String {
     let quoted = |path: &Utf8Path| plan::quote(path.as_str());
     let mut words = vec!["vidtui convert".to_owned(), quoted(&options.source), quoted(&options.target)];
     words.push(format!("--to {}", options.to.word()));

@@ -2,7 +2,9 @@
 //! `docs/json.md` describes them.
 
 use crate::commands::alerts::state_word;
+use crate::workspace::Wait;
 use camino::{Utf8Path, Utf8PathBuf};
+use cluster::NodeId;
 use cluster::slurm::JobStatus;
 use health::Finding;
 use recipe::Key;
@@ -419,6 +421,24 @@ impl CheckpointDocument {
     }
 }
 
+/// What an entry of the queue waits for: another entry, or a run on some of its nodes.
+#[derive(Debug, Serialize)]
+pub struct WaitDocument<'a> {
+    pub entry: Option<u32>,
+    pub run: Option<&'a str>,
+    pub nodes: &'a [NodeId],
+}
+
+impl<'a> WaitDocument<'a> {
+    /// Returns the document of a wait.
+    pub fn of(wait: &'a Wait) -> Self {
+        match wait {
+            Wait::Turn(id) | Wait::Weights(id) => Self { entry: Some(*id), run: None, nodes: &[] },
+            Wait::Nodes { run, nodes } => Self { entry: None, run: Some(run), nodes },
+        }
+    }
+}
+
 /// An entry of the queue.
 #[derive(Debug, Serialize)]
 pub struct QueueEntryDocument<'a> {
@@ -428,6 +448,7 @@ pub struct QueueEntryDocument<'a> {
     pub run: Option<&'a RunId>,
     pub failure: Option<&'a Failure>,
     pub after: Option<u32>,
+    pub waits_for: Option<WaitDocument<'a>>,
     pub launch: &'a [String],
     pub folder: &'a Utf8Path,
     pub added_s: f64,
@@ -462,6 +483,7 @@ mod tests {
             run: None,
             failure: None,
             after: None,
+            waits_for: Some(WaitDocument { entry: None, run: Some("r"), nodes: &[] }),
             launch: &[],
             folder: Utf8Path::new("/"),
             added_s: 0.0,

@@ -34,7 +34,7 @@ pub use heal::record_heal;
 pub use kill::{KillCallbacks, end_healing, execute_kill, report_in_words, waits_in_words};
 pub use launch_options::{Init, LaunchOptions};
 pub use named_run::{LATEST, Needs};
-pub use queue::Turn;
+pub use queue::{Turn, Wait};
 pub use stacks::{CollectedStacks, stacks_in_words};
 pub use subject::{Fitting, Subject, curriculum, named_stage, recipe_failure, stage_view};
 

@@ -1,22 +1,13 @@
 //! Refuses blank arguments: a shell variable that is not set becomes one, and a blank name, path or list of nodes would select what the user
 //! did not mean.
 
-use super::Args;
 use crate::command_error::CommandError;
 use clap::parser::ValueSource;
-use clap::{Arg, ArgMatches, Command, CommandFactory, FromArgMatches};
+use clap::{Arg, ArgMatches, Command};
 use rundir::{ErrorCode, Failure};
 
 /// `kill` refuses a blank pattern after it has counted the processes that the pattern selects.
 const CHECKED_LATER: &str = "pattern";
-
-/// Reads the command line of this program. Exits with 2 if it is invalid. Also returns the error of a blank argument.
-pub fn read() -> (Args, Option<CommandError>) {
-    let mut command = Args::command();
-    let matches = command.get_matches_mut();
-    let args = Args::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
-    (args, refuse_blank(&command, &matches).err())
-}
 
 /// Refuses the first blank value of a command line.
 ///
@@ -64,6 +55,8 @@ fn name(arg: &Arg) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::args::Args;
+    use clap::CommandFactory;
 
     /// Returns why a command line is refused.
     fn refused(words: &[&str]) -> Option<String> {

@@ -20,7 +20,7 @@ pub struct ExportArgs {
     #[arg(long, value_name = "METRIC")]
     pub metric: Vec<String>,
     /// Draws this run in the same chart, to compare it (repeatable, at most 7) [default metric: loss]
-    #[arg(long, value_name = "RUN", conflicts_with = "chart")]
+    #[arg(long, value_name = "RUN")]
     pub with: Vec<String>,
     /// Unit of the x axis [default: step]
     #[arg(long, value_enum)]

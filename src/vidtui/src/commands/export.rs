@@ -45,7 +45,8 @@ pub fn run(workspace: &Workspace, args: &ExportArgs) -> Result<(), CommandError>
     refuse_existing(to, args.force)?;
     if !args.with.is_empty() {
         if is_table {
-            return Err(cannot("a table has one run".into(), "leave out --with, or end the file name in .svg or .png"));
+            let fix = "export each run to a table of its own without --with, or end the file name in .svg or .png";
+            return Err(cannot("a table has one run, and --with adds others".into(), fix));
         }
         return compare(workspace, args, view);
     }
@@ -96,8 +97,14 @@ fn compare(workspace: &Workspace, args: &ExportArgs, view: View) -> Result<(), C
     let read = |name: &String| comparison::read(workspace, &named_run(workspace, name, Needs::Nothing, false)?);
     let runs = names.map(read).collect::<Result<Vec<_>, _>>()?;
     let has = |name: &str| runs.iter().any(|run| run.measured.others().contains(name));
-    let loss = [Chart::Loss.info(true).name.to_owned()];
-    let metrics = if args.metric.is_empty() { &loss[..] } else { &args.metric[..] };
+    // One panel for each metric: a panel of several would have a curve for each metric of each run.
+    let charts: Vec<Chart> = args.chart.iter().map(|&chart| chart.into()).collect();
+    let has_power = runs.iter().any(|run| run.measured.node_points.iter().any(|point| point.power_w.is_some()));
+    let of_charts = charts.iter().flat_map(|chart| chart.metrics(has_power)).map(|metric| metric.name.to_owned());
+    let mut metrics: Vec<String> = of_charts.chain(args.metric.iter().cloned()).collect();
+    if metrics.is_empty() {
+        metrics.push(Chart::Loss.info(true).name.to_owned());
+    }
     let columns = metrics.iter().map(|name| Column::named(name, has)).collect::<Result<Vec<_>, _>>()?;
     chart_export::write(&comparison::chart(&columns, view, &runs), &args.out)?;
     output::line(args.out.as_str())

@@ -2,9 +2,9 @@
 
 use crate::args::{LaunchArgs, MovePlace, NodesArgs, QueueAddArgs, QueueArgs, QueueCommand, QueueWorkArgs};
 use crate::command_error::CommandError;
-use crate::documents::QueueEntryDocument;
+use crate::documents::{QueueEntryDocument, WaitDocument};
 use crate::output::{self, Side, note};
-use crate::workspace::{Turn, Workspace};
+use crate::workspace::{Turn, Wait, Workspace};
 use camino::Utf8Path;
 use nix::sys::statvfs::statvfs;
 use rundir::{ErrorCode, Failure, QueueEntry, QueueState, RunId, SCHEMA, next_entry, now_s};
@@ -74,7 +74,7 @@ fn add(workspace: &Workspace, args: &QueueAddArgs, json: bool) -> Result<(), Com
         workspace.start_queue_worker()?;
     }
     if json {
-        let entries: Vec<_> = added.iter().map(|entry| document(workspace, entry)).collect();
+        let entries: Vec<_> = added.iter().map(|entry| document(workspace, entry, None)).collect();
         return output::json(&json!({ "entries": entries }));
     }
     added.iter().try_for_each(|entry| output::line(&entry.id.to_string()))
@@ -83,7 +83,9 @@ fn add(workspace: &Workspace, args: &QueueAddArgs, json: bool) -> Result<(), Com
 fn list(workspace: &Workspace, json: bool) -> Result<(), CommandError> {
     let queue = workspace.queue();
     let (entries, worker) = (queue.entries()?, queue.worker());
-    let documents: Vec<_> = entries.iter().map(|entry| document(workspace, entry)).collect();
+    let waits: Vec<_> = entries.iter().map(|entry| workspace.waits_for(entry, &entries)).collect();
+    let documents: Vec<_> =
+        entries.iter().zip(&waits).map(|(entry, wait)| document(workspace, entry, wait.as_ref())).collect();
     if json {
         return output::json(&json!({ "entries": documents, "worker": worker }));
     }
@@ -92,7 +94,7 @@ fn list(workspace: &Workspace, json: bool) -> Result<(), CommandError> {
     }
     const COLUMNS: [(&str, Side); 4] =
         [("id", Side::Right), ("state", Side::Left), ("run", Side::Left), ("launch", Side::Left)];
-    let rows: Vec<_> = documents.iter().map(row).collect();
+    let rows: Vec<_> = documents.iter().zip(&waits).map(row).collect();
     output::text(&output::table(&COLUMNS, &rows))?;
     for document in documents.iter().filter(|document| matches!(document.state, "waiting" | "held")) {
         if let Some(owner) = document.owner {
@@ -110,17 +112,19 @@ fn list(workspace: &Workspace, json: bool) -> Result<(), CommandError> {
     Ok(())
 }
 
-fn row(document: &QueueEntryDocument<'_>) -> Vec<String> {
-    let after = document.after.map_or(String::new(), |id| format!(" (after {id})"));
+fn row((document, wait): (&QueueEntryDocument<'_>, &Option<Wait>)) -> Vec<String> {
+    let is_said = |id: &u32| *wait == Some(Wait::Weights(*id));
+    let after = document.after.filter(|id| !is_said(id)).map_or(String::new(), |id| format!(" (after {id})"));
+    let wait = wait.as_ref().map_or(String::new(), |wait| format!(" for {wait}"));
     vec![
         document.id.to_string(),
-        format!("{}{after}", document.state),
+        format!("{}{wait}{after}", document.state),
         document.run.map_or(String::new(), ToString::to_string),
         plan::command_line(document.launch),
     ]
 }
 
-fn document<'a>(workspace: &Workspace, entry: &'a QueueEntry) -> QueueEntryDocument<'a> {
+fn document<'a>(workspace: &Workspace, entry: &'a QueueEntry, wait: Option<&'a Wait>) -> QueueEntryDocument<'a> {
     let (state, run, failure) = match &entry.state {
         QueueState::Waiting => ("waiting", None, None),
         QueueState::Held => ("held", None, None),
@@ -134,6 +138,7 @@ fn document<'a>(workspace: &Workspace, entry: &'a QueueEntry) -> QueueEntryDocum
         run,
         failure,
         after: entry.after,
+        waits_for: wait.map(WaitDocument::of),
         launch: &entry.launch,
         folder: &entry.folder,
         added_s: entry.added_s,
@@ -354,7 +359,7 @@ fn advance(
     }
     // The worker of another user may have started a run since this one was planned.
     let nodes: Vec<_> = plan.attempt.placement.by_node().iter().map(|(node, _)| (*node).clone()).collect();
-    if here.are_in_use(&nodes) {
+    if here.run_on(&nodes).is_some() {
         set_state(workspace, entry.id, &starting, QueueState::Waiting)?;
         return Ok(false);
     }

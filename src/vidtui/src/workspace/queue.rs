@@ -4,11 +4,12 @@ use super::{Init, LaunchOptions, Needs, Subject, Workspace};
 use crate::args::{LaunchArgs, StageArgs};
 use crate::command_error::CommandError;
 use crate::commands::typed;
-use cluster::NodeId;
+use cluster::{NodeId, hostlist};
 use plan::LaunchPlan;
 use recipe::{JobKind, StageStart};
 use rundir::{ErrorCode, Failure, Queue, QueueEntry, QueueState, QueueWorker, RunDir, RunId, SCHEMA};
 use runstate::{Liveness, RunState};
+use std::fmt;
 
 /// A launch that was checked, for a new entry.
 pub struct CheckedLaunch {
@@ -18,12 +19,52 @@ pub struct CheckedLaunch {
     pub after: Option<u32>,
 }
 
+/// What an entry waits for before its run can start.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Wait {
+    /// The start of an entry above it.
+    Turn(u32),
+    /// The end of the run of an entry, whose weights it starts from.
+    Weights(u32),
+    /// The end of a run that uses some of its nodes.
+    Nodes {
+        /// The folder of the run.
+        run: String,
+        /// The nodes that both use.
+        nodes: Vec<NodeId>,
+    },
+}
+
+/// Completes the sentence "waits for …".
+impl fmt::Display for Wait {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Wait::Turn(id) => write!(f, "entry {id} to start"),
+            Wait::Weights(id) => write!(f, "the run of entry {id}"),
+            Wait::Nodes { run, nodes } => {
+                let nodes: Vec<&str> = nodes.iter().map(NodeId::as_str).collect();
+                write!(f, "{run} on {}", hostlist::compress(&nodes))
+            }
+        }
+    }
+}
+
 /// The decision about the entry whose turn it is.
 pub enum Turn {
-    /// The nodes of the entry are in use, or the run that it follows has not ended.
+    /// The run cannot start yet.
     Wait,
     /// The run can start with this plan.
     Start(Box<LaunchPlan>),
+}
+
+/// An entry whose run can be planned.
+struct Ready {
+    args: LaunchArgs,
+    /// The run whose weights it starts from, if that of another entry.
+    previous: Option<RunId>,
+    subject: Subject,
+    /// What `--fit` chose, for the plan.
+    fitted: Option<String>,
 }
 
 impl Workspace {
@@ -108,30 +149,56 @@ impl Workspace {
     /// # Errors
     /// When its run cannot be started.
     pub fn turn(&self, entry: &QueueEntry, entries: &[QueueEntry]) -> Result<Turn, Failure> {
+        let Ok(Ready { args, previous, subject, fitted }) = self.ready(entry, entries)? else { return Ok(Turn::Wait) };
+        let StageArgs { how, init, .. } = &args.stage;
+        let init = previous.as_ref().map_or(init.as_deref().into(), Init::Run);
+        let name = args.name.as_deref();
+        let options = LaunchOptions { subject: &subject, ranks: how.local, nodes: &how.nodes, name, init, fitted };
+        let plan = self.plan_launch(&options).map_err(CommandError::into_failure)?;
+        Ok(Turn::Start(Box::new(plan)))
+    }
+
+    /// Returns what an entry waits for; `None` if it can start now, if it waits for no other entry or run, or if that is not known: its
+    /// run cannot be planned, or its paths are relative to another folder than that of the process.
+    pub fn waits_for(&self, entry: &QueueEntry, entries: &[QueueEntry]) -> Option<Wait> {
+        if entry.state != QueueState::Waiting {
+            return None;
+        }
+        let above = entries.iter().take_while(|other| other.id != entry.id);
+        let above = above.filter(|other| other.owner == entry.owner && other.state == QueueState::Waiting).last();
+        if let Some(above) = above {
+            return Some(Wait::Turn(above.id));
+        }
+        if entry.owner.is_some() || entry.folder != self.here {
+            return None;
+        }
+        self.ready(entry, entries).ok()?.err()
+    }
+
+    /// Reads the recipe and the nodes of an entry, or returns what it waits for.
+    fn ready(&self, entry: &QueueEntry, entries: &[QueueEntry]) -> Result<Result<Ready, Wait>, Failure> {
         let line = plan::command_line(&entry.launch);
         let args: LaunchArgs = typed::typed(&line, "launch", "RECIPE").map_err(CommandError::into_failure)?;
-        let StageArgs { recipe: word, fit, how, init } = &args.stage;
         let previous = match entry.after.and_then(|id| entries.iter().find(|other| other.id == id)) {
             None => None,
             Some(before) => match self.run_before(before, entry.id)? {
                 Some(run) => Some(run),
-                None => return Ok(Turn::Wait),
+                None => return Ok(Err(Wait::Weights(before.id))),
             },
         };
-        let plan = || -> Result<Turn, CommandError> {
+        let read = || -> Result<(Subject, Option<String>, Vec<NodeId>), CommandError> {
+            let StageArgs { recipe: word, fit, how, .. } = &args.stage;
             let mut subject = self.subject(word, &how.sets())?;
             let fitted = self.fit(subject.resolved_mut(), (*fit).into(), &how.nodes)?;
             let recipe = &subject.resolved().recipe;
             let target = self.target(how.local, &how.nodes, recipe.mesh.world(), recipe.run.spares)?;
-            if self.are_in_use(&target.nodes.iter().map(|node| node.id.clone()).collect::<Vec<_>>()) {
-                return Ok(Turn::Wait);
-            }
-            let init = previous.as_ref().map_or(init.as_deref().into(), Init::Run);
-            let name = args.name.as_deref();
-            let options = LaunchOptions { subject: &subject, ranks: how.local, nodes: &how.nodes, name, init, fitted };
-            Ok(Turn::Start(Box::new(self.plan_launch(&options)?)))
+            Ok((subject, fitted, target.nodes.iter().map(|node| node.id.clone()).collect()))
         };
-        plan().map_err(CommandError::into_failure)
+        let (subject, fitted, nodes) = read().map_err(CommandError::into_failure)?;
+        Ok(match self.run_on(&nodes) {
+            Some((run, nodes)) => Err(Wait::Nodes { run, nodes }),
+            None => Ok(Ready { args, previous, subject, fitted }),
+        })
     }
 
     /// Returns the run of an earlier entry once it has ended and its weights can be used; `None` before that.
@@ -163,13 +230,20 @@ impl Workspace {
         }
     }
 
-    /// Returns whether a run uses one of these nodes or may use it again.
-    pub fn are_in_use(&self, nodes: &[NodeId]) -> bool {
-        let uses_them = |dir: &RunDir| {
+    /// Returns a run that uses some of these nodes or may use them again, and those nodes.
+    pub fn run_on(&self, nodes: &[NodeId]) -> Option<(String, Vec<NodeId>)> {
+        let shared = |dir: &RunDir| -> Vec<NodeId> {
             let attempt = dir.latest_attempt().ok().flatten();
-            attempt.is_some_and(|attempt| attempt.placement.ranks.iter().any(|place| nodes.contains(&place.node)))
+            let uses = |node: &&NodeId| {
+                attempt.as_ref().is_some_and(|attempt| attempt.placement.ranks.iter().any(|place| place.node == **node))
+            };
+            nodes.iter().filter(uses).cloned().collect()
         };
-        runstate::list_runs(&self.runs).into_iter().flatten().any(|dir| uses_them(&dir) && !self.has_ended(&dir))
+        runstate::list_runs(&self.runs).into_iter().flatten().find_map(|dir| {
+            let nodes = shared(&dir);
+            let in_use = !nodes.is_empty() && !self.has_ended(&dir);
+            in_use.then(|| (dir.name().to_owned(), nodes))
+        })
     }
 
     /// Returns whether a run has ended, and no process will resume it.

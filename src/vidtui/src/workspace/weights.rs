@@ -2,21 +2,22 @@
 
 use super::{Init, LaunchOptions, Needs, Workspace};
 use crate::command_error::CommandError;
+use crate::conversions;
 use camino::Utf8Path;
 use plan::Weights;
-use recipe::{Curriculum, StageSpec, StageStart, Task, TrainerKind};
+use recipe::{Curriculum, JobKind, Recipe, StageSpec, StageStart, Task};
 use rundir::{ErrorCode, Failure, Lineage, RunDir};
 
 impl Workspace {
     /// Finds the weights that a launch starts from. `None` for random weights.
     pub fn weights_of(&self, options: &LaunchOptions<'_>) -> Result<Option<Weights>, CommandError> {
-        let trainer = options.subject.resolved().recipe.trainer;
+        let recipe = &options.subject.resolved().recipe;
         Ok(match (&options.init, options.subject.stage()) {
-            (Init::Given(given), _) => Some(self.given_weights(given, trainer)?),
+            (Init::Given(given), _) => Some(self.given_weights(given, recipe)?),
             (Init::Run(run), _) => Some(self.newest_weights(&self.dir(run))?),
             (Init::ByStage, Some((curriculum, stage))) => match &stage.start {
                 StageStart::Random => None,
-                StageStart::Path(path) => Some(self.given_weights(path.as_str(), trainer)?),
+                StageStart::Path(path) => Some(self.given_weights(path.as_str(), recipe)?),
                 StageStart::Previous => Some(self.weights_of_previous_stage(curriculum, stage)?),
             },
             (Init::ByStage, None) => None,
@@ -24,7 +25,7 @@ impl Workspace {
     }
 
     /// Finds weights by path or run. If they do not exist, the failure names the commands that make them.
-    fn given_weights(&self, given: &str, trainer: TrainerKind) -> Result<Weights, Failure> {
+    fn given_weights(&self, given: &str, recipe: &Recipe) -> Result<Weights, Failure> {
         if !given.contains('/') && !Utf8Path::new(given).exists() {
             match self.find_for(given, Needs::Weights).map_err(CommandError::into_failure) {
                 Ok(run) => return self.newest_weights(&run),
@@ -33,7 +34,10 @@ impl Workspace {
                 Err(_) => {}
             }
         }
-        remote::find_weights(given, &self.runs, trainer).map_err(|failure| match hub::fetch_command(given) {
+        if let Some(failure) = to_convert(given, recipe) {
+            return Err(failure);
+        }
+        remote::find_weights(given, &self.runs, recipe.trainer).map_err(|failure| match hub::fetch_command(given) {
             Some(command) if !Utf8Path::new(given).exists() => {
                 let convert = "vidtui convert FOLDER weights/ --to internal";
                 let fix = format!(
@@ -75,4 +79,24 @@ impl Workspace {
             )),
         }
     }
+}
+
+/// Returns the failure of weights that must be converted before the embedded trainer can start from them; `None` for others.
+fn to_convert(given: &str, recipe: &Recipe) -> Option<Failure> {
+    if recipe.job() == JobKind::Command {
+        return None;
+    }
+    let path = Utf8Path::new(given);
+    let options = conversions::that_helps(path, recipe.model.cogvideox().layer)?;
+    let kind = weights::identify(path).ok()?.kind;
+    Some(Failure::new(
+        ErrorCode::NoCheckpoint,
+        format!("cannot start from {given}"),
+        format!("it is a {kind}, and training starts from a checkpoint"),
+        format!(
+            "convert it: {}; then write --init {}",
+            conversions::command(&options),
+            plan::quote(options.target.as_str())
+        ),
+    ))
 }
