@@ -20,7 +20,7 @@ mod ema;
 mod encode;
 mod env;
 mod error;
-mod families;
+pub mod families;
 mod file;
 mod fit;
 mod fit_memory;

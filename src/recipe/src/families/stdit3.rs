@@ -1,0 +1,19 @@
+//! STDiT3, the network of Open-Sora 1.2, and its rectified flow.
+//!
+//! Source: hpcaitech/Open-Sora v1.2.0, `opensora/models/stdit/stdit3.py` and `opensora/schedulers/rf/`.
+
+mod config;
+mod flow;
+mod masks;
+mod model;
+mod names;
+mod params;
+mod references;
+
+pub use config::{Config, Unusable};
+pub use flow::{ClipSize, Flow, MAX_TIME, TimestepDraw};
+pub use masks::FrameMask;
+pub use model::{BlockKind, HEAD_CHANNELS, MODULATIONS, Stdit3, TIME_WAVES};
+pub use names::{Layout, OPEN_SORA_ROPE, place};
+pub use params::param_specs;
+pub use references::{ALIGNMENT, BadReference, Reference, Span};
