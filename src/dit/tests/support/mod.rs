@@ -6,6 +6,8 @@
 pub mod device;
 #[path = "../../../../tests/oracle/mod.rs"]
 pub mod oracle;
+pub mod placed;
+pub mod ranks;
 #[path = "../../../../tests/oracle/tensor_file.rs"]
 mod tensor_file;
 pub mod whole;
