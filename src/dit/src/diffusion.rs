@@ -175,6 +175,8 @@ pub struct Target {
     clean: Option<Clean>,
     /// The weight of the frame-difference error; the weight of the plain error is `1 - motion`.
     motion: f64,
+    /// 1 for the frames of the loss and 0 for others, `[B, T]`; `None`: all frames. Only for the plain error of the velocity.
+    frames: Option<Tensor>,
 }
 
 /// The constants of the error of the clean latent that a velocity implies: `offset - noise·v`.
@@ -189,7 +191,7 @@ struct Clean {
 impl From<Noised> for Target {
     /// Returns the target whose loss is the plain mean squared error of the velocity.
     fn from(noised: Noised) -> Self {
-        Target { velocity: noised.velocity, weight: None, clean: None, motion: 0.0 }
+        Target::of_velocity(noised.velocity, None)
     }
 }
 
@@ -220,7 +222,7 @@ impl NoiseSchedule {
                 (Some(weight.to_kind(Kind::Float)), None)
             }
         };
-        Target { velocity: noised.velocity, weight, clean: of_clean, motion: loss.motion }
+        Target { velocity: noised.velocity, weight, clean: of_clean, motion: loss.motion, frames: None }
     }
 
     /// Returns cogvideox-factory's weight `1 / (1 - ᾱ)` at timesteps `[B]`, computed in fp32 like the original.
@@ -231,9 +233,29 @@ impl NoiseSchedule {
 }
 
 impl Target {
+    /// Returns the target whose loss is the mean squared error of a velocity `[B, T, C, height, width]`, in the frames for which `frames`
+    /// `[B, T]` is not 0. A sample without such frames has the loss 0.
+    pub fn of_velocity(velocity: Tensor, frames: Option<Tensor>) -> Self {
+        let frames = frames.map(|frames| frames.ne(0).to_kind(Kind::Float));
+        Target { velocity, weight: None, clean: None, motion: 0.0, frames }
+    }
+
+    /// Returns the prediction in a network's output: its first channels, as many as the target has, fp32.
+    fn predicted(&self, output: &Tensor) -> Tensor {
+        let channels = self.velocity.size()[2];
+        let all = output.size()[2];
+        let output = if all > channels { output.narrow(2, 0, channels) } else { output.shallow_clone() };
+        output.to_kind(Kind::Float)
+    }
+
     /// Returns the loss of each sample, `[B]`, fp32.
     pub fn loss(&self, output: &Tensor) -> Tensor {
-        let output = output.to_kind(Kind::Float);
+        let output = self.predicted(output);
+        if let Some(frames) = &self.frames {
+            let of_frames = (output - &self.velocity).square().flatten(2, -1).mean_dim(2, false, Kind::Float);
+            let sum = |x: &Tensor| x.sum_dim_intlist(1, false, Kind::Float);
+            return sum(&(of_frames * frames)) / sum(frames).clamp_min(1.0);
+        }
         let error = match &self.clean {
             None => output - &self.velocity,
             Some(Clean { offset, noise }) => offset - noise * output,
@@ -255,7 +277,10 @@ impl Target {
 
     /// Returns the mean squared error of the velocity without weights, fp32.
     pub fn plain_loss(&self, output: &Tensor) -> Tensor {
-        (output.to_kind(Kind::Float) - &self.velocity).square().mean(Kind::Float)
+        match &self.frames {
+            Some(_) => self.loss(output).mean(Kind::Float),
+            None => (self.predicted(output) - &self.velocity).square().mean(Kind::Float),
+        }
     }
 
     /// Applies `change` to every tensor, for example a copy to another device.
@@ -268,6 +293,7 @@ impl Target {
                 .as_ref()
                 .map(|Clean { offset, noise }| Clean { offset: change(offset), noise: change(noise) }),
             motion: self.motion,
+            frames: self.frames.as_ref().map(&change),
         }
     }
 }

@@ -3,12 +3,21 @@
 //! Every block attends to its tokens, along a frame or along time, and then to the text. The tokens of frames that the mask
 //! [`FRAME_MASK`] names as clean are modulated as at timestep 0.
 //!
+//! [`RectifiedFlow`] is its objective, [`FlowSampler`] its sampler.
+//!
 //! Source: hpcaitech/Open-Sora v1.2.0, `opensora/models/stdit/stdit3.py`.
 
 mod block;
 mod embed;
+mod flow;
 mod head;
+pub mod masks;
 pub mod positions;
+pub mod references;
+mod sampler;
+
+pub use flow::RectifiedFlow;
+pub use sampler::{FlowSampler, Noisy};
 
 use crate::family::{Family, Inputs, Tokens};
 use crate::mixers::Mixers;

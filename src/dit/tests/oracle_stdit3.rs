@@ -1,7 +1,7 @@
-//! Compares STDiT3 with numbers recorded from Open-Sora 1.2.
+//! Compares STDiT3 with numbers recorded from Open-Sora 1.2: the network, the objective, masks and sampling.
 //!
-//! Reads `opensora/` of the oracle: the files `stdit3_*.safetensors` and the checkpoint `checkpoints/stdit3_hf`. Names, sizes and settings
-//! come from the files.
+//! Reads `opensora/` of the oracle: the files `stdit3_*.safetensors`, `rf_loss_*.safetensors`, `rf_sample_*.safetensors`, `rf_tables.json`
+//! and `masks/*.json`, and the checkpoint `checkpoints/stdit3_hf`. Names, sizes and settings come from the files.
 
 mod support;
 
@@ -10,14 +10,19 @@ use dit::block::ActivationCheckpointing;
 use dit::family::{Conditions, Family, Inputs, Tokens};
 use dit::mixers::{Kept, Mixers};
 use dit::network::{Network, Units};
+use dit::objective::Objective;
 use dit::parallel::Alone;
-use dit::stdit3::{self, SpaceTime};
-use recipe::families::stdit3::{Config, Layout, Stdit3, param_specs, place};
+use dit::sampler::{Prediction, Stepped};
+use dit::stdit3::references::{self, WithReferences};
+use dit::stdit3::{self, FlowSampler, Noisy, RectifiedFlow, SpaceTime, masks};
+use recipe::families::stdit3::{
+    ClipSize, Config, Flow, FrameMask, Layout, Reference, Stdit3, TimestepDraw, param_specs, place,
+};
 use recipe::{FsdpUnit, ParamRole};
 use serde_json::Value;
 use support::device::{device, there};
 use support::placed::{Placed, part};
-use support::{Tensors, load, metadata, oracle, relative};
+use support::{About, Tensors, load, metadata, oracle, relative};
 use tch::{Kind, Tensor};
 
 /// A recorded file.
@@ -25,13 +30,17 @@ struct Case {
     path: Utf8PathBuf,
     tensors: Tensors,
     model: Stdit3,
+    about: About,
+    /// The probability that a caption is dropped.
+    dropout: f64,
 }
 
 impl Case {
     fn open(path: &Utf8Path) -> Self {
-        let config: Config = serde_json::from_str(&metadata(path)["config"]).unwrap_or_else(|e| panic!("{path}: {e}"));
+        let about = metadata(path);
+        let config: Config = serde_json::from_str(&about["config"]).unwrap_or_else(|e| panic!("{path}: {e}"));
         let model = config.model().unwrap_or_else(|e| panic!("{path}: {e}"));
-        Case { path: path.to_owned(), tensors: load(path), model }
+        Case { path: path.to_owned(), tensors: load(path), model, about, dropout: config.class_dropout_prob }
     }
 
     fn tensor(&self, name: &str) -> &Tensor {
@@ -62,6 +71,45 @@ impl Case {
         ];
         conditions.extend(self.tensors.get("in.x_mask").map(|mask| (stdit3::FRAME_MASK, mask.shallow_clone())));
         conditions
+    }
+
+    /// Returns a value of the metadata, which is JSON.
+    fn about(&self, key: &str) -> Value {
+        serde_json::from_str(&self.about[key]).unwrap_or_else(|e| panic!("{}: {key}: {e}", self.path))
+    }
+
+    fn flow(&self) -> Flow {
+        let scheduler = self.about("scheduler");
+        let is = |key: &str| scheduler[key].as_bool().unwrap_or_default();
+        let number = |key: &str, default: f64| scheduler[key].as_f64().unwrap_or(default);
+        let draw = match scheduler["sample_method"].as_str() {
+            _ if is("use_discrete_timesteps") => TimestepDraw::Discrete,
+            Some("logit-normal") => {
+                TimestepDraw::LogitNormal { mean: number("loc", 0.0), deviation: number("scale", 1.0) }
+            }
+            _ => TimestepDraw::Uniform,
+        };
+        let shift = is("use_timestep_transform").then(|| number("transform_scale", 1.0) as f32);
+        assert_eq!(number("num_timesteps", 1000.0), 1000.0, "{}", self.path);
+        Flow { draw, shift }
+    }
+
+    /// Returns the size of each sample's clip.
+    fn clips(&self) -> Vec<ClipSize> {
+        let numbers = |name: &str| Vec::<f32>::try_from(self.tensor(name)).expect("numbers");
+        let (heights, widths, frames) = (numbers("in.height"), numbers("in.width"), numbers("in.num_frames"));
+        let clip = |i: usize| ClipSize { height_px: heights[i], width_px: widths[i], frames: frames[i] };
+        (0..heights.len()).map(clip).collect()
+    }
+
+    /// Returns the quantiles of the recorded draws of timesteps.
+    fn quantiles(&self, draw: TimestepDraw) -> Vec<f64> {
+        let quantiles = match draw {
+            TimestepDraw::Uniform => self.tensor("in.uniform_for_t").to_kind(Kind::Double),
+            TimestepDraw::Discrete => (self.tensor("in.integer_t").to_kind(Kind::Double) + 0.5) / 1000.0,
+            TimestepDraw::LogitNormal { .. } => self.tensor("in.normal_for_t").to_kind(Kind::Double).special_ndtr(),
+        };
+        Vec::try_from(quantiles).expect("numbers")
     }
 
     fn inputs(&self, latent: &Tensor, timestep: &Tensor) -> Inputs {
@@ -186,5 +234,202 @@ fn oracle_a_folder_of_hugging_face_has_every_tensor_once_and_gives_the_recorded_
         let out = case.network(ActivationCheckpointing::Full).forward(&mut units, &inputs.map(there)).unwrap();
         let error = relative(&out, &case.latent("out.output"), 0.0);
         assert!(error < 1e-5, "{folder}: the output differs by {error:e}");
+    }
+}
+
+#[test]
+fn oracle_rectified_flow_has_the_losses_and_gradients_of_open_sora() {
+    for path in files("rf_loss_") {
+        let case = Case::open(&path);
+        let flow = RectifiedFlow(case.flow());
+        let quantiles = case.quantiles(flow.0.draw);
+        let timesteps: Vec<Tensor> =
+            quantiles.iter().zip(case.clips()).map(|(quantile, clip)| flow.timesteps_of(&[*quantile], clip)).collect();
+        let timestep = Tensor::cat(&timesteps, 0);
+        let error = relative(&timestep, case.tensor("out.t"), 0.0);
+        assert!(error < 1e-6, "{path}: timesteps differ by {error:e}");
+
+        let (clean, noise) = (case.latent("in.x0"), case.latent("in.noise"));
+        let (noised, target) = flow.noised(&clean, &noise, &timestep, &case.conditions());
+        let error = relative(&noised, &case.latent("out.x_t"), 0.0);
+        assert!(error < 1e-6, "{path}: noised latents differ by {error:e}");
+
+        let mut inputs = case.inputs(&noised, &timestep);
+        if case.about("class_dropout") == true {
+            let draws = case.tensor("in.uniform_class_dropout");
+            inputs.conditions.push((stdit3::NO_TEXT, draws.lt(case.dropout)));
+        }
+        let (mut units, target) = (case.params(), target.map(there));
+        let mut losses = None;
+        let loss = |out: &Tensor| {
+            let of_samples = target.loss(out);
+            losses = Some(of_samples.detach());
+            of_samples.mean(Kind::Float)
+        };
+        let network = case.network(ActivationCheckpointing::Full);
+        let pass = network.forward_backward(&mut units, &inputs.map(there), loss).expect("one rank has no peers");
+        let error = relative(&losses.expect("the loss was computed"), case.tensor("out.loss_per_sample"), 0.0);
+        assert!(error < 1e-5, "{path}: losses of samples differ by {error:e}");
+        let error = relative(&target.plain_loss(&pass.output), case.tensor("out.loss"), 0.0);
+        assert!(error < 1e-5, "{path}: the loss differs by {error:e}");
+        println!("{path}: {} gradients", case.compare_grads(&units));
+    }
+}
+
+#[test]
+fn oracle_timesteps_are_shifted_as_in_open_sora() {
+    let is_table = |path: &Utf8Path| path.file_name() == Some("rf_tables.json");
+    for path in oracle::entries("opensora", "rf_tables.json", is_table) {
+        let table = json(&path);
+        for row in table["rows"].as_array().expect("rows") {
+            let number = |key: &str| row[key].as_f64().expect("a number") as f32;
+            let numbers = |key: &str| -> Vec<f32> {
+                row[key].as_array().expect("numbers").iter().map(|n| n.as_f64().expect("a number") as f32).collect()
+            };
+            let clip =
+                ClipSize { height_px: number("height"), width_px: number("width"), frames: number("num_frames") };
+            let shifted: Vec<f32> = numbers("t").into_iter().map(|t| Flow::default().shifted(t, clip)).collect();
+            assert_eq!(shifted, numbers("shifted"), "{row}");
+        }
+    }
+}
+
+/// Returns random numbers that make the recorded draws, in the order of the calls.
+fn uniforms(draws: &Value) -> Vec<f64> {
+    let number = |value: &Value| value.as_f64().expect("a number");
+    let of_call = |call: &Value| match (call[0].as_str().expect("a function"), &call[1]) {
+        ("random.random", drawn) => vec![number(drawn)],
+        ("random.randint", low) => {
+            vec![(number(&call[3]) - number(low) + 0.5) / (number(&call[2]) - number(low) + 1.0)]
+        }
+        ("random.uniform", low) => vec![(number(&call[3]) - number(low)) / (number(&call[2]) - number(low))],
+        ("torch.rand", drawn) => drawn.as_array().expect("numbers").iter().map(number).collect(),
+        (other, _) => panic!("{other} is not supported"),
+    };
+    draws.as_array().expect("draws").iter().flat_map(of_call).collect()
+}
+
+#[test]
+fn oracle_masks_are_those_of_open_sora() {
+    for path in oracle::entries("opensora/masks", "*.json", |path| path.extension() == Some("json")) {
+        let file = json(&path);
+        let shares = |set: &Value| -> Vec<(FrameMask, f64)> {
+            let kinds = file["sets"][set.as_str().expect("a name")].as_array().expect("kinds").iter();
+            let share = |kind: &Value| {
+                Some((FrameMask::named(kind[0].as_str().expect("a name"))?, kind[1].as_f64().expect("a share")))
+            };
+            kinds.filter_map(share).collect()
+        };
+        for case in file["cases"].as_array().expect("cases") {
+            let draws = uniforms(&case["draws"]);
+            let mut left = draws.iter().copied();
+            let frames = case["frames"].as_u64().expect("a number") as usize;
+            let mut uniform = || left.next().expect("as many draws as recorded");
+            let (kind, noised) = masks::draw(&shares(&case["set"]), frames, &mut uniform);
+            let name = case["kind"].as_str().expect("a name");
+            assert_eq!(kind, FrameMask::named(name), "{case}");
+            let noised: Vec<Value> = noised.into_iter().map(|noised| u8::from(noised).into()).collect();
+            assert_eq!(Value::from(noised), case["mask"], "{case}");
+            assert_eq!(left.count(), 0, "{case}");
+        }
+        let frequency = &file["frequency"];
+        let (set, frames) = (shares(&frequency["set"]), frequency["frames"].as_u64().expect("a number") as usize);
+        let mut state = 1u64;
+        // Steele et al. 2014, SplitMix64.
+        let mut uniform = || {
+            state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            let mut z = state;
+            z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+            ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 53) as f64
+        };
+        let draws = 200_000;
+        let (mut whole, mut clean) = (0usize, 0usize);
+        for _ in 0..draws {
+            let (_, noised) = masks::draw(&set, frames, &mut uniform);
+            let kept = noised.iter().filter(|noised| !**noised).count();
+            whole += usize::from(kept == 0);
+            clean += kept;
+        }
+        // Standard deviations of the recorded and of our share, and of the means: 0.0009 and 0.004 each.
+        let close = |got: usize, key: &str, tolerance: f64| {
+            let (got, want) = (got as f64 / f64::from(draws), frequency[key].as_f64().expect("a number"));
+            assert!((got - want).abs() < tolerance, "{path}: {key} is {got}, not {want}");
+        };
+        close(whole, "share_without_clean_frames", 0.005);
+        close(clean, "mean_clean_frames", 0.02);
+    }
+}
+
+#[test]
+fn oracle_sampling_has_every_step_of_open_sora() {
+    for path in files("rf_sample_") {
+        let case = Case::open(&path);
+        let scheduler = case.about("scheduler");
+        let steps = scheduler["num_sampling_steps"].as_u64().expect("a number") as usize;
+        let scale = scheduler["cfg_scale"].as_f64().expect("a number");
+        let sampler = FlowSampler::new(&case.flow(), &case.clips(), steps, scale);
+        let recorded: Vec<f32> =
+            Vec::try_from(case.tensor("out.timesteps").to_kind(Kind::Float).flatten(0, -1)).expect("numbers");
+        let ours: Vec<f32> = sampler.timesteps().iter().flatten().copied().collect();
+        let error = relative(&Tensor::from_slice(&ours), &Tensor::from_slice(&recorded), 0.0);
+        assert!(error < 1e-6, "{path}: timesteps differ by {error:e}");
+
+        let noise = case.latent("in.noise");
+        let placed = case.about("mask_strategy").as_array().map(|strategies| {
+            let of_sample = |(sample, text): (usize, &Value)| {
+                let text = text.as_str().expect("a mask string");
+                let latents = (0..).map_while(|number| case.tensors.get(&format!("in.ref_latent.{sample}.{number}")));
+                (Reference::list(text).expect("a valid string"), latents.map(|latent| latent.transpose(0, 1)).collect())
+            };
+            let samples: Vec<_> = strategies.iter().enumerate().map(of_sample).collect();
+            let alignment = case.about("align").as_u64().map(|align| align as usize);
+            references::place(&noise, &samples, 0, alignment).expect("every reference is there")
+        });
+        if let Some(WithReferences { latent, shares }) = &placed {
+            assert_eq!(latent, &case.latent("out.z_with_refs"), "{path}");
+            let recorded: Vec<f32> = Vec::try_from(case.tensor("out.mask").flatten(0, -1)).expect("numbers");
+            assert_eq!(shares.concat(), recorded, "{path}");
+        }
+
+        let (network, mut units) = (case.network(ActivationCheckpointing::Full), case.params());
+        let mut step = 0i64;
+        let predict = |x: Noisy<'_>| {
+            let mut outputs = Vec::new();
+            for without in [0i64, 1] {
+                let mut inputs = case.inputs(&x.latent.detach(), x.timestep).map(there);
+                inputs.conditions.extend(x.frames.map(|frames| (stdit3::FRAME_MASK, there(frames))));
+                inputs.conditions.push((stdit3::NO_TEXT, x.timestep.full_like(without)));
+                outputs.push(network.forward(&mut units, &inputs).expect("one rank has no peers"));
+            }
+            if let Some(frames) = x.frames {
+                assert_eq!(frames.to_kind(Kind::Uint8), case.tensor("out.step_x_mask").get(step), "{path} {step}");
+            }
+            let recorded = case.tensor("out.step_latent").get(step).transpose(1, 2);
+            let error = relative(x.latent, &recorded, 0.0);
+            assert!(error < 1e-4, "{path}: the latent of step {step} differs by {error:e}");
+            let recorded = case.tensor("out.step_prediction").get(step).transpose(1, 2);
+            let error = relative(&Tensor::cat(&outputs, 0), &recorded, 0.0);
+            assert!(error < 1e-4, "{path}: the prediction of step {step} differs by {error:e}");
+            step += 1;
+            let without_text = outputs.pop();
+            let with_text = outputs.pop().expect("both outputs");
+            Ok::<_, std::convert::Infallible>(Prediction { with_text, without_text })
+        };
+        let draw = |step: usize| case.tensor("in.step_noise").get(step as i64).transpose(1, 2);
+        let mut clean = None;
+        let after = |stepped: Stepped<'_>| {
+            clean = Some(stepped.clean.copy());
+            Ok(())
+        };
+        assert!(sampler.is_guided());
+        let start = placed.as_ref().map_or(&noise, |placed| &placed.latent);
+        let shares = placed.as_ref().map(|placed| &placed.shares[..]);
+        let latent = sampler.sample(start, shares, predict, draw, after).expect("nothing fails");
+        let error = relative(&latent, &case.latent("out.latent"), 0.0);
+        assert!(error < 1e-4, "{path}: the sample differs by {error:e}");
+        // The last step leads to the clean latent that it predicts.
+        assert_eq!(clean.expect("a step"), latent);
+        assert_eq!(step, steps as i64, "{path}");
     }
 }

@@ -103,7 +103,8 @@ fn run(family: &SpaceTime, weights: &Tensors, number: usize, inputs: &Inputs, tp
         let streams = vec![leaf(own_tokens(&whole.streams[0], rank))];
         let tokens = Tokens { streams, shared: whole.shared.into_iter().map(leaf).collect() };
         let grid = family.grid(shape, Device::Cpu);
-        let out = family.block(&grid, number, &params, &tokens, &Mixers::default(), rank).unwrap().remove(0);
+        let out = family.block(&grid, number, &params, &tokens, &Mixers::default(), rank);
+        let out = out.expect("no rank exits").remove(0);
         let loss = (&out * own_tokens(&pull, rank)).sum(Kind::Float);
         Forward { tokens, params, out, loss }
     };

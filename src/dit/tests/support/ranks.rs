@@ -33,9 +33,10 @@ pub fn run<I: Send, T: Send>(inputs: Vec<I>, work: impl Fn(I, &Rank) -> T + Sync
 impl Rank {
     /// Returns the tensors that all ranks pass.
     fn exchange(&self, x: &Tensor) -> Vec<Tensor> {
-        self.tensors.lock().unwrap()[self.rank] = x.shallow_clone();
+        let tensors = || self.tensors.lock().expect("no rank panics");
+        tensors()[self.rank] = x.shallow_clone();
         self.barrier.wait();
-        let all = self.tensors.lock().unwrap().iter().map(Tensor::shallow_clone).collect();
+        let all = tensors().iter().map(Tensor::shallow_clone).collect();
         self.barrier.wait();
         all
     }

@@ -70,18 +70,18 @@ impl Reference {
     pub fn span(&self, reference_frames: usize, frames: usize, alignment: Option<usize>) -> Span {
         let start = |start: i64, len: usize| {
             let start = if start < 0 { len.saturating_sub(start.unsigned_abs() as usize) } else { start as usize };
-            match alignment {
+            let start = match alignment {
                 Some(step) => {
                     let part = start / step;
                     let is_nearer = 2 * (start % step) > step && part + 1 < len / step;
                     (part + usize::from(is_nearer)) * step
                 }
                 None => start,
-            }
+            };
+            start.min(len)
         };
         let (from, to) = (start(self.from, reference_frames), start(self.to, frames));
-        let left = frames.saturating_sub(to).min(reference_frames.saturating_sub(from));
-        Span { from, to, frames: self.frames.min(left) }
+        Span { from, to, frames: self.frames.min(frames - to).min(reference_frames - from) }
     }
 }
 
@@ -135,7 +135,7 @@ mod tests {
         assert_eq!(Reference { to: 10, ..all }.span(10, 15, Some(5)), Span { from: 0, to: 10, frames: 5 });
         assert_eq!(Reference { from: -3, ..all }.span(10, 15, None), Span { from: 7, to: 0, frames: 3 });
         assert_eq!(Reference { to: -100, ..all }.span(1, 4, None), Span { from: 0, to: 0, frames: 1 });
-        assert_eq!(Reference { from: 20, ..all }.span(10, 15, None).frames, 0);
+        assert_eq!(Reference { from: 20, ..all }.span(10, 15, None), Span { from: 10, to: 0, frames: 0 });
     }
 
     #[test]
