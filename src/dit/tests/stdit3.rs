@@ -4,7 +4,7 @@ mod support;
 
 use dit::family::{Family, Inputs, Tokens};
 use dit::mixers::Mixers;
-use dit::parallel::own_tokens;
+use dit::parallel::{Alone, own_tokens};
 use dit::params::UnitParams;
 use dit::stdit3::{self, SpaceTime};
 use recipe::families::stdit3::{Stdit3, param_specs};
@@ -192,4 +192,32 @@ fn the_empty_text_replaces_those_of_samples_that_have_none() {
     let empty = weights["text_embed.empty"].expand([2, 5, 6], false);
     assert_eq!(second.get(0), both.get(0));
     assert_eq!(second.get(1), embedded(None, Some(&empty)).get(1));
+}
+
+#[test]
+fn a_network_in_bf16_has_the_output_of_fp32_up_to_rounding() {
+    let (model, weights) = (model(), random(&model()));
+    let family = SpaceTime::new(&model);
+    let output = |kind: Kind| {
+        let cast = |x: &Tensor| if x.is_floating_point() { x.to_kind(kind) } else { x.copy() };
+        let mut inputs = inputs([5, 6], Some([0, 1, 1, 1, 1, 0]), [1, 1, 1, 0, 0, 1, 1, 1, 1, 1]).map(cast);
+        inputs.conditions.push((stdit3::NO_TEXT, Tensor::from_slice(&[0u8, 1])));
+        let params = |unit| {
+            let weight = |spec: &ParamSpec| cast(&weights[&spec.name]);
+            UnitParams::new(specs(&model, unit).iter().map(weight).collect())
+        };
+        let (grid, root) = (family.grid(inputs.shape(), Device::Cpu), params(FsdpUnit::Root));
+        let mut tokens = family.embed(&grid, &root, &inputs);
+        for number in 0..family.num_blocks() {
+            let params = params(FsdpUnit::Block(number));
+            let streams = family.block(&grid, number, &params, &tokens, &Mixers::default(), &Alone);
+            tokens.streams = streams.expect("one rank has no peers");
+        }
+        family.head(&grid, &root, &tokens)
+    };
+    let (exact, rounded) = (output(Kind::Float), output(Kind::BFloat16));
+    assert_eq!(rounded.kind(), Kind::BFloat16);
+    let error = relative(&rounded, &exact, 0.0);
+    // bf16 has 8 bits.
+    assert!(error < 0.03, "{error}");
 }

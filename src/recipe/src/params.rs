@@ -109,9 +109,9 @@ pub enum ParamInit {
     Normal,
     /// 0.1: gates of TTT layers, so that a new layer has an effect from the first step.
     Gate,
-    /// Normal with a standard deviation of 1 / rank: A of an adapter.
+    /// Normal with a standard deviation of 1 / rank: A of an adapter, and tables of STDiT3.
     Gaussian {
-        /// The rank of the adapter.
+        /// The rank of the adapter; for a table, the root of its width.
         rank: usize,
     },
 }

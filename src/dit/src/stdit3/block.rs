@@ -171,7 +171,8 @@ impl Block {
     /// Applies attention of tokens to the real tokens of their text, and the output projection. Takes and returns this rank's part of the
     /// tokens.
     ///
-    /// libtorch's attention takes the mask. It returns zeros for a text without real tokens.
+    /// libtorch's operator takes the mask. T5 ends every text with a token; for a text without tokens the operator returns zeros on the
+    /// CPU.
     fn attention_to_text(
         &self,
         grid: &Grid,
@@ -186,8 +187,8 @@ impl Block {
         let [q] = p.collectives(tp).gather(x, grid.len(), Tensor::shallow_clone, project)?;
         let [k, v] = [k, v].map(|&slot| p.affine(slot).linear(text));
         let [q, k, v] = [q, k, v].map(|x| x.unflatten(-1, [-1, self.head_dim]).transpose(1, 2));
-        // [B, heads, L, text tokens]
-        let mask = text_mask.unsqueeze(1).unsqueeze(1).expand([-1, 1, grid.len(), -1], false);
+        // The same for all heads and tokens.
+        let mask = text_mask.unsqueeze(1).unsqueeze(1);
         let out = Tensor::scaled_dot_product_attention(&q, &k, &v, Some(&mask), 0.0, false, None, false);
         out_projection(p, p.affine(*o), &out.transpose(1, 2).flatten(2, 3), tp)
     }

@@ -1,14 +1,14 @@
 //! The sampler of a rectified flow, with frames that stay clean or are edited.
 
 use super::flow::{mixed, of_frames};
-use crate::sampler::{Guidance, Prediction, Stepped};
+use crate::sampler::{Prediction, Stepped};
 use recipe::families::stdit3::{ClipSize, Flow, MAX_TIME, TimestepDraw};
 use tch::{Device, Tensor};
 
 /// The timesteps and the guidance of sampling.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FlowSampler {
-    guidance: Guidance,
+    /// The scale of classifier-free guidance. At 1 or less the text-free prediction is not needed.
     scale: f64,
     /// The timestep of each sample at each step, noisiest first.
     timesteps: Vec<Vec<f32>>,
@@ -26,7 +26,8 @@ pub struct Noisy<'a> {
 }
 
 impl FlowSampler {
-    /// Spreads `steps` steps evenly over the timesteps of each sample, and shifts them as in training, by a factor of 1.
+    /// Spreads `steps` steps evenly over the timesteps of each sample, and shifts them as in training, by a factor of 1. `scale` is that of
+    /// classifier-free guidance.
     ///
     /// # Panics
     /// There are no steps.
@@ -38,7 +39,7 @@ impl FlowSampler {
             let even = if flow.draw == TimestepDraw::Discrete { even.round_ties_even() } else { even };
             clips.iter().map(|clip| flow.shifted(even as f32, *clip)).collect()
         };
-        FlowSampler { guidance: Guidance::Constant(scale), scale, timesteps: (0..steps).map(timestep).collect() }
+        FlowSampler { scale, timesteps: (0..steps).map(timestep).collect() }
     }
 
     /// Returns the timestep of each sample at each step, noisiest first.
@@ -48,7 +49,7 @@ impl FlowSampler {
 
     /// Returns whether the network must also predict without the text.
     pub fn is_guided(&self) -> bool {
-        self.guidance.is_used()
+        self.scale > 1.0
     }
 
     /// Samples latents.

@@ -13,7 +13,7 @@ mod references;
 pub use config::{Config, Unusable};
 pub use flow::{ClipSize, Flow, MAX_TIME, TimestepDraw};
 pub use masks::FrameMask;
-pub use model::{BlockKind, HEAD_CHANNELS, MODULATIONS, Stdit3, TIME_WAVES};
+pub use model::{BlockKind, MODULATIONS, Stdit3, TIME_WAVES};
 pub use names::{Layout, OPEN_SORA_ROPE, place};
 pub use params::param_specs;
 pub use references::{ALIGNMENT, BadReference, Reference, Span};

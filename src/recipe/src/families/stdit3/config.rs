@@ -1,6 +1,6 @@
 //! The `config.json` of Open-Sora 1.2.
 
-use super::{HEAD_CHANNELS, Stdit3};
+use super::Stdit3;
 use serde::Deserialize;
 
 /// The keys of a `config.json` that describe the network. A missing key has the default of upstream's `STDiT3Config`.
@@ -105,8 +105,8 @@ impl Config {
         if !width.is_multiple_of(heads) {
             return Err(Unusable::Heads { width, heads });
         }
-        // Positions have sines and cosines of rows and columns.
-        for (key, width, multiple) in [("hidden_size", width, 4), ("the head width", width / heads, HEAD_CHANNELS)] {
+        // Positions have sines and cosines of rows and columns. Rotary factors rotate pairs of a head's channels.
+        for (key, width, multiple) in [("hidden_size", width, 4), ("the head width", width / heads, 2)] {
             if !width.is_multiple_of(multiple) {
                 return Err(Unusable::Width { key, width, multiple });
             }

@@ -6,8 +6,6 @@ use crate::Shape;
 pub const TIME_WAVES: usize = 256;
 /// The vectors that modulate a block: shift, scale and gate of the attention, then of the feed-forward layers.
 pub const MODULATIONS: usize = 6;
-/// The multiple of which the width of a head must be: rotary factors rotate pairs of channels.
-pub const HEAD_CHANNELS: usize = 2;
 
 /// The sizes and switches of an STDiT3.
 #[derive(Debug, Clone, PartialEq)]
