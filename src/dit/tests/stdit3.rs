@@ -1,11 +1,11 @@
-//! Properties of STDiT3 that no recorded numbers show: tensor parallelism and texts without tokens.
+//! Properties of STDiT3 that no recorded numbers show: tensor parallelism, adapters, bf16 and texts without tokens.
 
 mod support;
 
 use dit::family::{Family, Inputs, Tokens};
 use dit::mixers::Mixers;
 use dit::parallel::{Alone, own_tokens};
-use dit::params::UnitParams;
+use dit::params::{Adapters, UnitParams};
 use dit::stdit3::{self, SpaceTime};
 use recipe::families::stdit3::{Stdit3, param_specs};
 use recipe::{FsdpUnit, ParamSpec, Split};
@@ -220,4 +220,39 @@ fn a_network_in_bf16_has_the_output_of_fp32_up_to_rounding() {
     let error = relative(&rounded, &exact, 0.0);
     // bf16 has 8 bits.
     assert!(error < 0.03, "{error}");
+}
+
+#[test]
+fn adapters_of_every_layer_change_a_block_as_their_product_added_to_its_weight_does() {
+    let (model, weights) = (model(), random(&model()));
+    let family = SpaceTime::new(&model);
+    let inputs = inputs([5, 6], None, [1; 10]);
+    let grid = family.grid(inputs.shape(), Device::Cpu);
+    let root = params(&model, &weights, FsdpUnit::Root, 0, 1);
+    let tokens = tch::no_grad(|| family.embed(&grid, &root, &inputs));
+    let own = specs(&model, FsdpUnit::Block(1));
+    let layers: Vec<&ParamSpec> = own.iter().filter(|spec| spec.decay).collect();
+    assert_eq!(layers.len(), 10);
+    let out = |params: &UnitParams| {
+        let streams = family.block(&grid, 1, params, &tokens, &Mixers::default(), &Alone);
+        streams.expect("one rank has no peers").remove(0)
+    };
+    let plain = || own.iter().map(|spec| weights[&spec.name].copy()).collect::<Vec<_>>();
+    let without = out(&UnitParams::new(plain()));
+    for layer in layers {
+        let (rows, columns) = (layer.shape[0] as i64, layer.shape[1] as i64);
+        let (a, b) = (noise(&[3, columns], 4), noise(&[rows, 3], 5) * 0.1);
+        let name = layer.name.strip_suffix(".weight").expect("a weight");
+        let factor = |factor: &str| ParamSpec { name: format!("{name}.{factor}"), ..layer.clone() };
+        let table: Vec<ParamSpec> = own.iter().cloned().chain([factor("lora_a"), factor("lora_b")]).collect();
+        let mut tensors = plain();
+        tensors.extend([a.copy(), b.copy()]);
+        let adapted = out(&UnitParams::new(tensors).with_adapters(&Adapters::of(&table, 0.5)));
+        let mut merged = plain();
+        let slot = own.iter().position(|spec| spec.name == layer.name).expect("a layer of the block");
+        merged[slot] += b.matmul(&a) * 0.5;
+        let error = relative(&adapted, &out(&UnitParams::new(merged)), 0.0);
+        assert!(error < 1e-5, "{name}: {error:e}");
+        assert!(relative(&adapted, &without, 0.0) > 1e-4, "{name} has no effect");
+    }
 }
