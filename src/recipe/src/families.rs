@@ -3,6 +3,7 @@
 
 pub(crate) mod cogvideox;
 pub mod stdit3;
+pub mod wan;
 
 use std::ops::Range;
 
