@@ -10,7 +10,7 @@ use camino::{Utf8Path, Utf8PathBuf};
 pub const VARIABLE: &str = "VIDTUI_ORACLE";
 
 /// The subfolders of such a folder. It has at least one of them.
-const KINDS: [&str; 13] = [
+const KINDS: [&str; 14] = [
     "cogvideox",
     "cogvideox15",
     "i2v",
@@ -24,6 +24,7 @@ const KINDS: [&str; 13] = [
     "t5",
     "ttt",
     "vae",
+    "wan",
 ];
 
 /// Returns the folder of recorded numbers.

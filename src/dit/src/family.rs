@@ -80,7 +80,7 @@ pub struct Inputs {
     pub latent: Tensor,
     /// `[B, text tokens, text_dim]`
     pub text: Tensor,
-    /// `[B]`, integers or fractions, as the objective draws them.
+    /// `[B]`, integers or fractions, as the objective draws them; or `[B, G]` for families whose groups of tokens have their own.
     pub timestep: Tensor,
     /// Other inputs, which get no noise.
     pub conditions: Conditions,

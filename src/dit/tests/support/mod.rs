@@ -10,6 +10,7 @@ pub mod placed;
 pub mod ranks;
 #[path = "../../../../tests/oracle/tensor_file.rs"]
 mod tensor_file;
+pub mod wan;
 pub mod whole;
 
 use camino::Utf8Path;
