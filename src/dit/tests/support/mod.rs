@@ -6,6 +6,7 @@
 pub mod device;
 #[path = "../../../../tests/oracle/mod.rs"]
 pub mod oracle;
+pub mod pair;
 pub mod placed;
 pub mod ranks;
 #[path = "../../../../tests/oracle/tensor_file.rs"]
