@@ -240,6 +240,21 @@ impl Target {
         Target { velocity, weight: None, clean: None, motion: 0.0, frames }
     }
 
+    /// Returns the target with a weight of the loss of each sample, `[B]`, fp32.
+    #[must_use]
+    pub fn weighted(self, weight: Tensor) -> Self {
+        Target { weight: Some(weight), ..self }
+    }
+
+    /// Returns the target without a loss of the first latent frames, which the network gets as conditions.
+    #[must_use]
+    pub fn without_first(self, frames: i64) -> Self {
+        let size = self.velocity.size();
+        let mask = Tensor::ones(&size[..2], (Kind::Float, self.velocity.device()));
+        let _ = mask.narrow(1, 0, frames).zero_();
+        Target { frames: Some(mask), ..self }
+    }
+
     /// Returns the prediction in a network's output: its first channels, as many as the target has, fp32.
     fn predicted(&self, output: &Tensor) -> Tensor {
         let channels = self.velocity.size()[2];
@@ -252,9 +267,8 @@ impl Target {
     pub fn loss(&self, output: &Tensor) -> Tensor {
         let output = self.predicted(output);
         if let Some(frames) = &self.frames {
-            let of_frames = (output - &self.velocity).square().flatten(2, -1).mean_dim(2, false, Kind::Float);
-            let sum = |x: &Tensor| x.sum_dim_intlist(1, false, Kind::Float);
-            return sum(&(of_frames * frames)) / sum(frames).clamp_min(1.0);
+            let loss = self.loss_of(frames, &output);
+            return if let Some(weight) = &self.weight { loss * weight } else { loss };
         }
         let error = match &self.clean {
             None => output - &self.velocity,
@@ -275,10 +289,17 @@ impl Target {
         }
     }
 
+    /// Returns the mean squared error of the velocity in some frames, `[B]`, fp32.
+    fn loss_of(&self, frames: &Tensor, output: &Tensor) -> Tensor {
+        let of_frames = (output - &self.velocity).square().flatten(2, -1).mean_dim(2, false, Kind::Float);
+        let sum = |x: &Tensor| x.sum_dim_intlist(1, false, Kind::Float);
+        sum(&(of_frames * frames)) / sum(frames).clamp_min(1.0)
+    }
+
     /// Returns the mean squared error of the velocity without weights, fp32.
     pub fn plain_loss(&self, output: &Tensor) -> Tensor {
         match &self.frames {
-            Some(_) => self.loss(output).mean(Kind::Float),
+            Some(frames) => self.loss_of(frames, &self.predicted(output)).mean(Kind::Float),
             None => (self.predicted(output) - &self.velocity).square().mean(Kind::Float),
         }
     }

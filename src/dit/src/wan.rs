@@ -8,9 +8,11 @@
 //! Source: Wan Team 2025, "Wan: Open and Advanced Large-Scale Video Generative Models", and its code.
 
 pub mod block;
+pub mod conditions;
 pub mod embed;
 pub mod head;
 mod modulation;
+pub mod objective;
 pub mod positions;
 
 use crate::family::{Family, Inputs, Tokens};
