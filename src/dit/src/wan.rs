@@ -14,6 +14,7 @@ pub mod head;
 mod modulation;
 pub mod objective;
 pub mod positions;
+pub mod sampling;
 
 use crate::family::{Family, Inputs, Tokens};
 use crate::mixers::Mixers;
