@@ -59,17 +59,17 @@ impl UnitParams {
         self.tensors.iter().enumerate().filter(|(_, t)| t.requires_grad())
     }
 
-    /// Returns the parameters for a rank that applies those in `slots`, and the tensors `others`, to its own tokens or heads only: their
-    /// gradients are summed over the ranks of `tp`, in one collective.
+    /// Returns the parameters for a rank that applies those in `slots`, and the tensors `others` of the same dtype, to its own tokens or
+    /// heads only: their gradients are summed over the ranks of `tp`, in one collective.
     ///
     /// # Errors
     /// A collective of `tp` failed.
-    pub(crate) fn copied_to(
+    pub(crate) fn copied_to<const N: usize>(
         &self,
         slots: &[usize],
-        others: [Tensor; 2],
+        others: [Tensor; N],
         tp: &dyn TensorParallel,
-    ) -> Result<(Self, [Tensor; 2]), TorchError> {
+    ) -> Result<(Self, [Tensor; N]), TorchError> {
         let mut tensors: Vec<Tensor> = self.tensors.iter().map(Tensor::shallow_clone).collect();
         let mut copied = others;
         if tp.size() > 1 {

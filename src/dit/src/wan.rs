@@ -1,8 +1,8 @@
 //! Wan 2.1 and 2.2: one kind of block, with one stream of video tokens that attends to itself, to the text and, in image-to-video of
 //! Wan 2.1, to embeddings of an image.
 //!
-//! Blocks share three tensors: the time embedding `[B, G, D]`, the modulation `[B, G, 6·D]` that follows from it, and the embedded text
-//! followed by the embedded images, `[B, rows, D]`. G is the number of groups of tokens that have a timestep of their own: 1, the latent
+//! Blocks share three tensors: the time embedding `[B, G, D]` and the modulation `[B, G, 6·D]` that follows from it, both fp32, and the embedded
+//! text followed by the embedded images, `[B, rows, D]`. G is the number of groups of tokens that have a timestep of their own: 1, the latent
 //! frames, or all tokens. The tokens of a group are neighbours.
 //!
 //! Source: Wan Team 2025, "Wan: Open and Advanced Large-Scale Video Generative Models", and its code.

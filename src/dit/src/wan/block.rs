@@ -102,11 +102,11 @@ impl Block {
     ) -> Result<Tensor, TorchError> {
         let (x_bld, len) = (&tokens.streams[0], grid.tokens());
         // A rank uses the modulation for its own tokens, and text and images for its own heads.
-        let shared = [1, 2].map(|i| tokens.shared[i].shallow_clone());
-        let (p, [modulation, context]) = &p.copied_to(&self.replicated, shared, tp)?;
+        let (p, [context]) = &p.copied_to(&self.replicated, [tokens.shared[2].shallow_clone()], tp)?;
+        let modulation = tp.copy_to(&tokens.shared[1])?;
         let table = p.tensor(self.modulation).to_kind(Kind::Float).flatten(1, 2);
         // Shift, scale and gate of the self-attention, then of the feed-forward network, [B, G, D] each.
-        let m = (modulation.to_kind(Kind::Float) + table).chunk(6, -1);
+        let m = (modulation + table).chunk(6, -1);
 
         let normed = modulated_norm(x_bld, len, [&m[0], &m[1]], self.eps, tp).to_kind(x_bld.kind());
         let mixed = self.self_attention(grid, p, &normed, mixers, tp)?;

@@ -7,7 +7,7 @@ use crate::params::UnitParams;
 use kernels::linear::linear;
 use recipe::FsdpUnit;
 use recipe::families::wan::WanModel;
-use tch::Tensor;
+use tch::{Kind, Tensor};
 
 /// ε of the norms around the image embedding, PyTorch's default.
 const IMAGE_EPS: f64 = 1e-5;
@@ -61,25 +61,29 @@ impl Embedder {
     /// Embeds the inputs; builds a graph if the parameters or the latent require gradients.
     ///
     /// The timesteps of `inputs` are `[B]`, or `[B, G]` for G groups of tokens. The conditions [`FIRST_FRAME`] and [`IMAGE_EMBEDS`] have a
-    /// meaning of their own; all others are concatenated with the latent on the channels, in their order.
+    /// meaning of their own; all others are concatenated with the latent on the channels, in their order. As in the original, the embedding of
+    /// time and the modulation are fp32 in every compute dtype.
     ///
     /// # Panics
     /// The model attends to embeddings of images, and `inputs` has none.
     pub fn forward(&self, grid: &Grid, root: &UnitParams, inputs: &Inputs) -> Tokens {
-        let kind = inputs.latent.kind();
         let patches = self.patches(grid, &self.joined(inputs));
         let patch = root.affine(self.patch);
         let tokens = linear(&patches, &patch.weight.view([self.dim, -1]), Some(patch.bias));
 
-        let mlp = |[first, second]: [usize; 2], x: &Tensor, activation: &dyn Fn(&Tensor) -> Tensor| {
-            root.affine(second).linear(&activation(&root.affine(first).linear(x)))
+        let in_fp32 = |slot: usize, x: &Tensor| {
+            let layer = root.affine(slot);
+            linear(x, &layer.weight.to_kind(Kind::Float), Some(&layer.bias.to_kind(Kind::Float)))
         };
         let timestep = timesteps(grid, inputs);
-        let waves = sinusoid(&timestep.reshape([-1]), self.freq_dim).to_kind(kind);
-        let time = mlp(self.time, &waves.view([timestep.size()[0], -1, self.freq_dim]), &Tensor::silu);
-        let modulation = root.affine(self.modulation).linear(&time.silu());
+        let waves = sinusoid(&timestep.reshape([-1]), self.freq_dim).view([timestep.size()[0], -1, self.freq_dim]);
+        let time = in_fp32(self.time[1], &in_fp32(self.time[0], &waves).silu());
+        let modulation = in_fp32(self.modulation, &time.silu());
 
-        let mut context = vec![mlp(self.text, &self.padded(&inputs.text), &|x| x.gelu("tanh"))];
+        let mlp = |[first, second]: [usize; 2], x: &Tensor, activation: &str| {
+            root.affine(second).linear(&root.affine(first).linear(x).gelu(activation))
+        };
+        let mut context = vec![mlp(self.text, &self.padded(&inputs.text), "tanh")];
         if let Some(slots) = &self.image {
             let embeds =
                 inputs.condition(IMAGE_EMBEDS).expect("image-to-video of Wan 2.1 needs embeddings of the image");
@@ -90,7 +94,7 @@ impl Embedder {
                 None => embeds,
             };
             let normed = root.affine(slots.norm1).layer_norm(&embeds, IMAGE_EPS);
-            let embedded = mlp(slots.layers, &normed, &|x| x.gelu("none"));
+            let embedded = mlp(slots.layers, &normed, "none");
             context.push(root.affine(slots.norm2).layer_norm(&embedded, IMAGE_EPS));
         }
         Tokens { streams: vec![tokens], shared: vec![time, modulation, Tensor::cat(&context, 1)] }

@@ -35,7 +35,7 @@ impl Head {
     pub fn forward(&self, grid: &Grid, root: &UnitParams, x_bld: &Tensor, time: &Tensor) -> Tensor {
         // [1, 2, D]: shift and scale.
         let table = root.tensor(self.modulation).to_kind(Kind::Float).chunk(2, 1);
-        let [shift, scale] = [0, 1].map(|i| &table[i] + time.to_kind(Kind::Float));
+        let [shift, scale] = [0, 1].map(|i| &table[i] + time);
         let normed = modulated_norm(x_bld, grid.tokens(), [&shift, &scale], self.eps, &Alone);
         let patches = root.affine(self.proj).linear(&normed.to_kind(x_bld.kind()));
         let ([pt, ph, pw], [frames, rows, columns]) = (self.patch_size, grid.video);
