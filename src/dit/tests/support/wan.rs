@@ -14,9 +14,19 @@ use std::collections::BTreeMap;
 use tch::{Device, Tensor};
 use torch_error::TorchError;
 
-/// Returns a path below the recorded numbers of Wan.
-pub fn path(below: &str) -> Utf8PathBuf {
-    oracle::root().join("wan").join(below)
+/// Returns a path below the project's own recorded numbers of Wan.
+pub fn own(below: &str) -> Utf8PathBuf {
+    Utf8Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/oracle/wan")).join(below)
+}
+
+/// Returns a recorded file, and prints a line if there is none.
+pub fn recorded(file: &str) -> Option<Utf8PathBuf> {
+    let path = oracle::root().join("wan").join(file);
+    if !path.is_file() {
+        println!("skipped: no {path}");
+        return None;
+    }
+    Some(path)
 }
 
 /// Returns the JSON value `config` of a recorded file's header.
