@@ -178,7 +178,7 @@ impl ClipManifest {
             let why = if all == 0 { "there are no clips".into() } else { self.reasons() };
             return refuse(
                 why,
-                format!("no clip is left: correct the data, then check again: vidtui data check {source}"),
+                format!("no clip is left: {}, then check again: vidtui data check {source}", self.correction()),
             );
         }
         if self.excluded_share() <= most {
@@ -187,8 +187,23 @@ impl ClipManifest {
         let percent = format!("{:.1}", most * 100.0);
         let why = format!("{}; at most {} % may be dropped", self.reasons(), percent.trim_end_matches(".0"));
         let enough = (self.excluded_share() * 100.0).ceil();
-        let fix = format!("correct the data, or accept the loss with --max-dropped {enough}%");
+        let fix = format!("{}, or accept the loss with --max-dropped {enough}%", self.correction());
         refuse(why, fix)
+    }
+
+    /// Returns what brings excluded clips back: fewer frames, if some are too short, or other data.
+    fn correction(&self) -> String {
+        let frames = self.clips.iter().filter_map(|clip| match clip.excluded {
+            Some(ExclusionReason::TooShort { frames, .. }) => Some(frames),
+            _ => None,
+        });
+        match frames.min() {
+            Some(shortest) if shortest > 0 => {
+                let fits = recipe::nearest_clip_frames(shortest).map_or(shortest, |[below, _]| below);
+                format!("take fewer frames (--frames {fits} fits the shortest clip), or correct the data")
+            }
+            _ => "correct the data".into(),
+        }
     }
 
     /// Checks that each usable clip has as many captions as a model has segments.
@@ -382,5 +397,15 @@ mod tests {
         assert_eq!(code(0, 0, 1.0), Some(ErrorCode::TooManyDropped));
         let failure = manifest(root, 3, 20).refuse_if_dropped(0.05).unwrap_err();
         assert!(failure.fix.contains("--max-dropped 15%"), "{failure}");
+    }
+
+    #[test]
+    fn short_clips_are_refused_with_the_most_frames_that_all_of_them_have() {
+        let mut short = manifest(Utf8Path::new("/data"), 0, 3);
+        for (clip, frames) in short.clips.iter_mut().zip([33, 30]) {
+            clip.excluded = Some(ExclusionReason::TooShort { frames, needed: 49, span_s: 1.0, needed_s: None });
+        }
+        let failure = short.refuse_if_dropped(0.05).unwrap_err();
+        assert!(failure.fix.starts_with("take fewer frames (--frames 29 fits the shortest clip)"), "{failure}");
     }
 }

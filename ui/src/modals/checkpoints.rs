@@ -8,7 +8,7 @@ use crate::conversion::ConvertOptions;
 use crate::effect::{Effect, Request};
 use crate::jobs::Intent;
 use crate::layout;
-use crate::model::{CheckpointsDialog, Modal, Model};
+use crate::model::{CheckpointsDialog, Modal, Model, RunScreen};
 use crate::run_state::{StateKind, short_id};
 use crate::screens::convert;
 use crate::text;
@@ -108,8 +108,7 @@ impl CheckpointsDialog {
         let (entries, faint) = (newest_first(model), model.theme.faint);
         let mut lines = vec![Line::default()];
         if entries.is_empty() {
-            let is_loaded = model.screens.run.as_ref().is_some_and(|run| run.checkpoints.is_some());
-            let nothing = if is_loaded { "None yet; stopping saves one" } else { "Loading…" };
+            let nothing = model.screens.run.as_ref().map_or("Loading…", RunScreen::no_checkpoints);
             lines.push(Line::styled(nothing, faint));
             return lines;
         }

@@ -60,6 +60,16 @@ pub struct RunScreen {
 }
 
 impl RunScreen {
+    /// Returns the line in place of a list of checkpoints that is empty.
+    pub fn no_checkpoints(&self) -> &'static str {
+        match (&self.checkpoints, &self.status) {
+            (None, _) => "Loading…",
+            (_, Some(status)) if status.row.state.is_end() => "None",
+            (_, Some(status)) if status.row.is_command => "None yet",
+            _ => "None yet; stopping saves one",
+        }
+    }
+
     /// Returns the state of a run that has just been opened.
     pub fn new(id: RunId) -> Self {
         Self {

@@ -69,13 +69,7 @@ pub(super) fn checkpoints(model: &Model, run: &RunScreen, buf: &mut Buffer, area
     let below = heading(model, buf, area, "Checkpoints", value.into_iter().collect(), focused);
     let faint = model.theme.faint;
     let Some(all) = run.checkpoints.as_ref().filter(|all| !all.is_empty()) else {
-        let is_command = run.status.as_ref().is_some_and(|status| status.row.is_command);
-        let nothing = match run.checkpoints {
-            Some(_) if is_command => "None yet",
-            Some(_) => "None yet; stopping saves one",
-            None => "Loading…",
-        };
-        write(model, buf, below, Span::styled(nothing, faint));
+        write(model, buf, below, Span::styled(run.no_checkpoints(), faint));
         return;
     };
     let scroll = if focused { run.scroll.min(all.len() - 1) } else { 0 };

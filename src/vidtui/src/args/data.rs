@@ -34,14 +34,14 @@ pub struct DataEncodeArgs {
     pub source: Utf8PathBuf,
     #[command(flatten)]
     pub listed: ListedArgs,
-    /// The diffusers folder with vae/, text_encoder/ and tokenizer/
+    /// The diffusers folder with vae/, text_encoder/ and tokenizer/ [default: encoders.folder of the recipe of --for]
     #[arg(long, value_name = "FOLDER")]
-    pub model: Utf8PathBuf,
+    pub model: Option<Utf8PathBuf>,
     /// The folder of the data set. Existing latents and texts are reused
     #[arg(long, value_name = "DATA")]
     pub out: Utf8PathBuf,
-    /// The recipe, or CURRICULUM:STAGE, that will train on the data set: sets frames, height, width and rate or the buckets, the text length, scene
-    /// tokens, and the condition of image-to-video and inpainting
+    /// The recipe, or CURRICULUM:STAGE, that will train on the data set: sets frames, height, width and rate or the buckets, the encoders, the
+    /// text length, and the condition of image-to-video and inpainting
     #[arg(long = "for", value_name = "RECIPE")]
     pub recipe: Option<String>,
     /// Frames per clip: 4k + 1 [default: those of the recipe, or 49]
@@ -68,7 +68,7 @@ pub struct DataEncodeArgs {
     /// Tokens of a caption [default: those of the recipe, or 226]
     #[arg(long, value_name = "N")]
     pub text_len: Option<usize>,
-    /// dtype of the encoders: bfloat16 or float32 [default: bfloat16]
+    /// dtype of the encoders: bfloat16 or float32 [default: that of the recipe of --for, or bfloat16]
     #[arg(long)]
     pub dtype: Option<String>,
     /// Largest share of clips that may be dropped; a larger share is a failure

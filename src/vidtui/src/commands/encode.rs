@@ -13,7 +13,7 @@ use dataset::check::{Checked, Report};
 use dataset::store::Plan;
 use dataset::{Assigner, ClipManifest, EncodeInputs};
 use plan::LaunchPlan;
-use recipe::{Encoders, Recipe, Task, name_of};
+use recipe::{Encoders, Recipe, Task, Tiling, name_of};
 use rundir::{ErrorCode, Failure};
 use serde_json::{Map, Value as Json};
 use std::fs::{File, TryLockError};
@@ -123,17 +123,16 @@ impl Drop for FolderLock {
 }
 
 fn prepare(workspace: &Workspace, args: &DataEncodeArgs, progress: OnStep<'_>) -> Result<Prepared, CommandError> {
-    dataset::check_folder(&args.model)?;
+    let trained = args.recipe.as_deref().map(|recipe| trained(workspace, recipe)).transpose()?;
+    let encoders = encoders(args, trained.as_ref())?;
+    dataset::check_folder(&encoders.folder)?;
     // Refuse this before the manifest and the recipe of a running encode are replaced.
     workspace.check_no_encode(&args.out, None)?;
     if !ClipManifest::is_one(&args.source) {
         ClipManifest::refuse_to_replace(&args.out.join(MANIFEST))?;
     }
     let lock = FolderLock::take(&args.out)?;
-    let trained = args.recipe.as_deref().map(|recipe| workspace.subject(recipe, &[])).transpose()?;
-    let trained = trained.map(|subject| subject.resolved().recipe.clone());
     if let Some(trained) = trained.as_ref().filter(|trained| trained.job().has_model()) {
-        let encoders = Encoders { folder: args.model.clone(), ..trained.encoders.clone() };
         dataset::check_encoders(&encoders, &trained.model, Task::Encode)?;
     }
     match trained.as_ref().is_some_and(|trained| !trained.data.buckets.is_empty()) {
@@ -147,7 +146,7 @@ fn prepare(workspace: &Workspace, args: &DataEncodeArgs, progress: OnStep<'_>) -
     let manifest = if is_manifest { args.source.clone() } else { args.out.join(MANIFEST) };
     let here = std::env::current_dir().ok().and_then(|here| Utf8PathBuf::try_from(here).ok()).unwrap_or_default();
     // The same arguments give the same recipe, which can also be launched directly.
-    let (file, text) = (args.out.join(RECIPE), encode_recipe(args, &manifest, trained.as_ref(), &here));
+    let (file, text) = (args.out.join(RECIPE), encode_recipe(args, &manifest, &encoders, trained.as_ref(), &here));
     let recipe = recipe::load_text(&file, &text, &args.how.sets()).map_err(recipe_failure)?.recipe;
     refuse_other_paths(&recipe, [&here.join(&manifest), &here.join(&args.out)])?;
     let report = if is_manifest { None } else { Some(check(args, &recipe, trained.as_ref(), progress)?) };
@@ -159,6 +158,34 @@ fn prepare(workspace: &Workspace, args: &DataEncodeArgs, progress: OnStep<'_>) -
     }
     let plan = inputs.plan()?;
     Ok(Prepared { subject, plan, report, lock })
+}
+
+/// Reads the recipe that will train. An encode makes no samples, so that the recipe need not be able to.
+fn trained(workspace: &Workspace, recipe: &str) -> Result<Recipe, CommandError> {
+    let no_samples = ["sample.prompts=[]", "sample.every=0"].map(ToOwned::to_owned);
+    let read = |sets: &[String]| workspace.subject(recipe, sets).map(|subject| subject.resolved().recipe.clone());
+    read(&[]).or_else(|error| read(&no_samples).map_err(|_| error))
+}
+
+/// Returns the encoders: those of the arguments, or else those of the recipe that will train.
+///
+/// # Errors
+/// Neither names a folder.
+fn encoders(args: &DataEncodeArgs, trained: Option<&Recipe>) -> Result<Encoders, CommandError> {
+    let mut encoders = trained.map(|trained| trained.encoders.clone()).unwrap_or_default();
+    if let Some(folder) = &args.model {
+        encoders.folder = folder.clone();
+    }
+    if encoders.folder.as_str().is_empty() {
+        let why = match args.recipe {
+            Some(_) => "--model is not given, and the recipe of --for has no encoders.folder",
+            None => "--model is not given",
+        };
+        let fix = "name the diffusers folder with vae/, text_encoder/ and tokenizer/: --model FOLDER";
+        let what = format!("cannot encode {}", args.source);
+        return Err(CommandError::request(Failure::new(ErrorCode::InvalidArgument, what, why, fix)));
+    }
+    Ok(encoders)
 }
 
 fn plan_launch(workspace: &Workspace, args: &DataEncodeArgs, subject: &Subject) -> Result<LaunchPlan, CommandError> {
@@ -241,7 +268,13 @@ fn create_folder(folder: &Utf8Path) -> Result<(), CommandError> {
 }
 
 /// Returns the recipe of the encode. Its paths are absolute, because relative paths would start at the folder of the data set.
-fn encode_recipe(args: &DataEncodeArgs, manifest: &Utf8Path, trained: Option<&Recipe>, here: &Utf8Path) -> String {
+fn encode_recipe(
+    args: &DataEncodeArgs,
+    manifest: &Utf8Path,
+    of: &Encoders,
+    trained: Option<&Recipe>,
+    here: &Utf8Path,
+) -> String {
     let path = |path: &Utf8Path| Value::from(here.join(path).into_string());
     let size = |size: usize| Value::Integer(size as i64);
     let [frames, height, width] = sizes(args, trained);
@@ -261,10 +294,14 @@ fn encode_recipe(args: &DataEncodeArgs, manifest: &Utf8Path, trained: Option<&Re
         ("retry_failed", args.retry_failed.then_some(Value::Boolean(true))),
     ];
     encode.extend(given.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?))));
-    let mut encoders = Table::from_iter([("folder".to_owned(), path(&args.model))]);
-    encoders.extend(args.dtype.clone().map(|dtype| ("dtype".to_owned(), Value::String(dtype))));
-    if trained.is_some_and(|trained| trained.encoders.scene_tokens) {
+    let mut encoders = Table::from_iter([("folder".to_owned(), path(&of.folder))]);
+    let dtype = args.dtype.clone().or(trained.map(|_| of.dtype.name().to_owned()));
+    encoders.extend(dtype.map(|dtype| ("dtype".to_owned(), Value::String(dtype))));
+    if of.scene_tokens {
         encoders.insert("scene_tokens".into(), Value::Boolean(true));
+    }
+    if of.tiling != Tiling::Auto {
+        encoders.insert("tiling".into(), Value::String(of.tiling.name().into()));
     }
     let name = args.out.file_name().unwrap_or("data");
     let mut table = Table::from_iter([

@@ -107,7 +107,15 @@ pub fn facts(summary: &RunSummary, findings: &[Finding], goodput: Option<&Goodpu
         facts.push(("attempt", format!("{}: {ranks} on {on}, {why} {ago} by {}", attempt.number, attempt.by)));
     }
     let checkpoint = match &summary.checkpoint {
-        Some(c) => format!("step {}, {}, {}", c.step, units::short_size(c.bytes), units::ago(now, c.saved_s)),
+        Some(c) => {
+            let saved = format!("step {}, {}, {}", c.step, units::short_size(c.bytes), units::ago(now, c.saved_s));
+            match summary.progress() {
+                Progress::Steps { step, .. } if summary.state.is_end() && step > c.step => {
+                    format!("{saved}; {} after it are lost", units::counted((step - c.step) as usize, "step"))
+                }
+                _ => saved,
+            }
+        }
         None => "none yet".into(),
     };
     if run.task() == Task::Train && run.imported.is_none() {

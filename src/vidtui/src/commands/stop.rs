@@ -8,7 +8,7 @@ use crate::documents::RunDocument;
 use crate::output;
 use crate::workspace::{Needs, Workspace, report_in_words};
 use plan::KillHow;
-use recipe::Task;
+use recipe::{JobKind, Task};
 
 /// Requests that a run, or all runs on some nodes, save and stop.
 pub fn stop(workspace: &Workspace, args: &StopArgs) -> Result<(), CommandError> {
@@ -43,10 +43,12 @@ pub fn stop(workspace: &Workspace, args: &StopArgs) -> Result<(), CommandError> 
     if plan.job.as_ref().is_some_and(|job| job.is_cancelled) {
         return output::line(&report_in_words(&report));
     }
-    let then = match dir.read_run()?.task() {
-        Task::Train => "saves a checkpoint",
-        Task::Encode => "stores the items in progress",
-        Task::Sample => "finishes the videos in progress",
+    let run = dir.read_run()?;
+    let then = match run.task() {
+        Task::Train if run.job() == JobKind::Command => "is asked to stop; its command decides whether it saves first",
+        Task::Train => "saves a checkpoint and stops",
+        Task::Encode => "stores the items in progress and stops",
+        Task::Sample => "finishes the videos in progress and stops",
     };
-    output::line(&format!("{} {then} and stops; see: vidtui status {0}", plan.run))
+    output::line(&format!("{} {then}; see: vidtui status {0}", plan.run))
 }
