@@ -85,10 +85,13 @@ fn adapters_and_what_is_kept_outside_the_device_add_no_wait_on_the_cpu() {
 
 /// The number of calls in each file that copy to another device or read numbers, with the reason why a step has no unnamed wait there.
 /// On the CPU such calls leave no trace, so this test counts them in the source.
-const CALLS: [(&str, usize, &str); 14] = [
+const CALLS: [(&str, usize, &str); 17] = [
     ("dit/src/cogvideox.rs", 2, "once for each shape"),
     ("dit/src/diffusion.rs", 2, "at the start"),
     ("dit/src/cogvideox/segments.rs", 2, "once for each shape"),
+    ("dit/src/mmdit.rs", 1, "once for each shape"),
+    ("dit/src/stdit3.rs", 2, "once for each shape"),
+    ("dit/src/wan.rs", 1, "once for each shape"),
     ("kernels/src/order.rs", 3, "once for each shape"),
     ("sharding/src/fsdp.rs", 2, "named"),
     ("trainer/src/adapter_files.rs", 1, "at the start"),
