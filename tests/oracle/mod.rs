@@ -10,13 +10,14 @@ use camino::{Utf8Path, Utf8PathBuf};
 pub const VARIABLE: &str = "VIDTUI_ORACLE";
 
 /// The subfolders of such a folder. It has at least one of them.
-const KINDS: [&str; 14] = [
+const KINDS: [&str; 15] = [
     "cogvideox",
     "cogvideox15",
     "i2v",
     "i2v_training",
     "lora",
     "opensora",
+    "opensora_encoders",
     "optim",
     "rotary",
     "sampling",

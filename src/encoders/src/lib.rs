@@ -1,16 +1,18 @@
-//! The VAE and the text encoder of CogVideoX, as functions of their parameters.
+//! VAEs and text encoders as functions of their parameters.
 //!
-//! [`Vae`] is diffusers' `AutoencoderKLCogVideoX`, [`T5Encoder`] is the encoder of T5 v1.1. Both are read straight from the folders of
-//! a diffusers model (`vae/`, `text_encoder/`); their configurations and tables of parameter names are in the crate `weights`, which
-//! does not need libtorch.
+//! [`Vae`] is diffusers' `AutoencoderKLCogVideoX`, [`T5Encoder`] is the encoder of T5 v1.1 or umT5. Both are read straight from the
+//! folders of a diffusers model (`vae/`, `text_encoder/`). The configurations and tables of parameter names of CogVideoX are in the
+//! crate `weights`, which does not need libtorch; those of other models are beside their functions.
 //!
 //! Shapes are written as suffixes: B batch, C channels, F frames, T latent frames, H and W pixels, h and w latent pixels,
-//! N texts, L tokens, D width of the text encoder. Inside the VAE a tensor is `[T, H, W, C]`, one sample with channels last.
+//! N texts, L tokens, D width of the text encoder. Inside a VAE a tensor is `[T, H, W, C]`, one sample with channels last.
 
+mod files;
 mod params;
 mod t5;
+mod umt5;
 mod vae;
 
-pub use t5::T5Encoder;
+pub use t5::{T5Encoder, without_padding};
 pub use vae::{LatentDistribution, Vae};
 pub use weights::{Peak, T5Config, TileSize, VaeConfig, t5_memory, vae_memory};

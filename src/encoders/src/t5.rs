@@ -1,12 +1,14 @@
-//! The encoder of T5 v1.1.
+//! The encoders of T5 v1.1 and umT5.
 
+use crate::files::{self, ModelRows};
 use crate::params::{Params, check_kind, failed, kind_of};
+use crate::umt5;
 use camino::Utf8Path;
 use failure::{ErrorCode, Failure};
 use kernels::linear::f_linear;
 use tch::{Device, Kind, Tensor, no_grad};
 use torch_error::TorchError;
-use weights::{Rows, T5Config};
+use weights::{Dtype, Rows, T5Config};
 
 /// The table of embeddings.
 const EMBEDDING: &str = "shared.weight";
@@ -15,9 +17,34 @@ const EMBEDDING: &str = "shared.weight";
 /// limits the memory of intermediate results.
 const TOKENS: i64 = 1024;
 
+/// The table of embeddings, which stays in its file.
+#[derive(Debug)]
+enum Embedding {
+    T5(Rows),
+    Umt5(ModelRows),
+}
+
+impl Embedding {
+    fn read(&self, rows: &[i64]) -> Result<Vec<u8>, Failure> {
+        match self {
+            Embedding::T5(rows_of) => rows_of.read(rows),
+            Embedding::Umt5(rows_of) => rows_of.read(rows),
+        }
+    }
+
+    fn dtype(&self) -> Dtype {
+        match self {
+            Embedding::T5(rows) => rows.dtype,
+            Embedding::Umt5(rows) => rows.dtype(),
+        }
+    }
+}
+
 /// A block: attention, and a gated feed-forward layer. `[out, in]` weights without biases.
 #[derive(Debug)]
 struct Block {
+    /// `[buckets, heads]`, the table of position biases, if this block has one. Other blocks use that of the block before.
+    bias: Option<Tensor>,
     attention_norm: Tensor,
     /// Weights of queries, keys and values, stacked: `[3 · inner, D]`.
     qkv: Tensor,
@@ -28,20 +55,18 @@ struct Block {
     ff_out: Tensor,
 }
 
-/// A T5 v1.1 encoder with its parameters.
+/// A T5 v1.1 or umT5 encoder with its parameters.
 ///
-/// There is no attention mask: padding is attended to, as in the pipelines of CogVideoX, and its outputs are part of the embedding.
+/// In T5, all blocks use the position biases of the first block. In umT5, each block has its own.
 #[derive(Debug)]
 pub struct T5Encoder {
     config: T5Config,
     identity: String,
     /// `[vocabulary, D]`. The table stays in its file, because a text needs only a few of its rows (0.26 GB for
     /// T5-XXL).
-    embedding: Rows,
+    embedding: Embedding,
     kind: Kind,
     device: Device,
-    /// `[buckets, heads]`. The table of the first block, which all blocks use.
-    bias: Tensor,
     blocks: Vec<Block>,
     final_norm: Tensor,
 }
@@ -53,12 +78,25 @@ impl T5Encoder {
     /// The folder holds another model; weights are missing or have other shapes; out of memory.
     pub fn open(folder: &Utf8Path, kind: Kind, device: Device) -> Result<Self, Failure> {
         check_kind(kind, folder.as_str())?;
+        if is_umt5(folder) {
+            let (config, files) = umt5::open(folder)?;
+            let params = Params::new(files.reader(), kind, device);
+            return Self::read(config, params, Embedding::Umt5(files.rows(EMBEDDING)), kind, device);
+        }
         let (config, files) = T5Config::open(folder)?;
-        let mut params = Params::new(files.reader(), kind, device);
+        let params = Params::new(files.reader(), kind, device);
+        Self::read(config, params, Embedding::T5(files.rows(EMBEDDING)?), kind, device)
+    }
+
+    fn read(
+        config: T5Config,
+        mut params: Params<'_>,
+        embedding: Embedding,
+        kind: Kind,
+        device: Device,
+    ) -> Result<Self, Failure> {
         params.hash(EMBEDDING)?;
-        let embedding = files.rows(EMBEDDING)?;
         let attention = "layer.0.SelfAttention";
-        let bias = params.tensor(&format!("encoder.block.0.{attention}.relative_attention_bias.weight"))?;
         let mut blocks = Vec::new();
         for number in 0..config.num_layers {
             let name = |name: &str| format!("encoder.block.{number}.{name}.weight");
@@ -67,7 +105,9 @@ impl T5Encoder {
             let (dim, inner) = (config.d_model as i64, (config.num_heads * config.d_kv) as i64);
             let qkv = params.joined(&qkv, 3 * inner, dim)?;
             let ff_in = params.joined(&ff_in, 2 * config.d_ff as i64, dim)?;
+            let bias = name(&format!("{attention}.relative_attention_bias"));
             blocks.push(Block {
+                bias: if params.has(&bias) { Some(params.tensor(&bias)?) } else { None },
                 attention_norm: params.tensor(&name("layer.0.layer_norm"))?,
                 qkv,
                 attention_out: params.tensor(&name(&format!("{attention}.o")))?,
@@ -77,7 +117,7 @@ impl T5Encoder {
             });
         }
         let final_norm = params.tensor("encoder.final_layer_norm.weight")?;
-        Ok(T5Encoder { config, identity: params.identity(), embedding, kind, device, bias, blocks, final_norm })
+        Ok(T5Encoder { config, identity: params.identity(), embedding, kind, device, blocks, final_norm })
     }
 
     /// Returns the configuration.
@@ -90,17 +130,38 @@ impl T5Encoder {
         &self.identity
     }
 
-    /// Encodes token ids `[N, L]` to hidden states `[N, L, D]`.
+    /// Encodes token ids `[N, L]` to hidden states `[N, L, D]`, without an attention mask: padding is attended to, and its states
+    /// are part of the result, as in the pipelines of CogVideoX and Open-Sora 2.
     ///
     /// # Errors
     /// An id is outside of the vocabulary, because the tokenizer belongs to another model; or libtorch failed, with
     /// [`ErrorCode::OutOfMemory`] if memory is short.
     pub fn encode(&self, ids: &Tensor) -> Result<Tensor, Failure> {
+        self.encode_all(ids, None)
+    }
+
+    /// Encodes token ids `[N, L]` to hidden states `[N, L, D]`. Tokens attend only to the tokens whose `mask` `[N, L]` is not 0, as in
+    /// the pipelines of Open-Sora 1.2 and Wan. The states of the other tokens are computed, but they have no meaning; see
+    /// [`without_padding`].
+    ///
+    /// # Errors
+    /// As [`T5Encoder::encode`]; or the mask has another shape than the ids, or a text has no token.
+    pub fn encode_masked(&self, ids: &Tensor, mask: &Tensor) -> Result<Tensor, Failure> {
+        let seen = mask.not_equal(0);
+        if mask.size() != ids.size() || seen.any_dim(-1, false).all().int64_value(&[]) == 0 {
+            let why = format!("the mask has shape {:?}, the ids {:?}, or a text has no token", mask.size(), ids.size());
+            let fix = "give each text at least its end token";
+            return Err(Failure::new(ErrorCode::InvalidArgument, "cannot encode token ids", why, fix));
+        }
+        self.encode_all(ids, Some(&seen))
+    }
+
+    fn encode_all(&self, ids: &Tensor, seen: Option<&Tensor>) -> Result<Tensor, Failure> {
         self.check(ids)?;
         let what = || format!("cannot encode {} texts of {} tokens", ids.size()[0], ids.size()[1]);
         let rows: Vec<i64> = Vec::try_from(ids.to_device(Device::Cpu).reshape(-1)).map_err(|e| failed(&what(), e))?;
         let rows = self.embedding.read(&rows)?;
-        no_grad(|| self.forward(ids.size()[0], ids.size()[1], rows)).map_err(|e| failed(&what(), e))
+        no_grad(|| self.forward(ids.size()[0], ids.size()[1], rows, seen)).map_err(|e| failed(&what(), e))
     }
 
     fn check(&self, ids: &Tensor) -> Result<(), Failure> {
@@ -119,17 +180,39 @@ impl T5Encoder {
         Ok(())
     }
 
-    fn forward(&self, texts: i64, tokens: i64, embeddings: Vec<u8>) -> Result<Tensor, TorchError> {
+    fn forward(
+        &self,
+        texts: i64,
+        tokens: i64,
+        embeddings: Vec<u8>,
+        seen: Option<&Tensor>,
+    ) -> Result<Tensor, TorchError> {
         let shape = [texts, tokens, self.config.d_model as i64];
-        let stored = Tensor::f_from_data_size(&embeddings, &shape, kind_of(self.embedding.dtype))?;
+        let stored = Tensor::f_from_data_size(&embeddings, &shape, kind_of(self.embedding.dtype()))?;
         drop(embeddings);
         let x_nld = stored.f_to_device(self.device)?.f_to_kind(self.kind)?;
-        let bias = self.attention_bias(tokens)?;
+        // 0 where a token is seen, -inf elsewhere, [N, 1, 1, L].
+        let mask = match seen {
+            Some(seen) => {
+                let zeros = Tensor::f_zeros([texts, 1, 1, tokens], (self.kind, self.device))?;
+                let hidden = seen.f_to_device(self.device)?.f_logical_not()?.f_view([texts, 1, 1, tokens])?;
+                Some(zeros.f_masked_fill(&hidden, f64::NEG_INFINITY)?)
+            }
+            None => None,
+        };
+        let mut bias = Tensor::new();
         for block in &self.blocks {
+            if let Some(table) = &block.bias {
+                bias = self.attention_bias(table, tokens)?;
+            }
             let mut first = 0;
             while first < texts {
                 let count = (TOKENS / tokens).max(1).min(texts - first);
-                self.block(block, x_nld.f_narrow(0, first, count)?, &bias)?;
+                let masked = match &mask {
+                    Some(mask) => Some(bias.f_add(&mask.f_narrow(0, first, count)?)?),
+                    None => None,
+                };
+                self.block(block, x_nld.f_narrow(0, first, count)?, masked.as_ref().unwrap_or(&bias))?;
                 first += count;
             }
         }
@@ -165,18 +248,28 @@ impl T5Encoder {
         Ok(scaled.f_to_kind(weight.kind())?.f_mul_(weight)?)
     }
 
-    /// Returns the position bias that is added to the scores, `[1, heads, L, L]`.
-    fn attention_bias(&self, tokens: i64) -> Result<Tensor, TorchError> {
+    /// Returns the position bias that is added to the scores, `[1, heads, L, L]`, from a table of biases.
+    fn attention_bias(&self, table: &Tensor, tokens: i64) -> Result<Tensor, TorchError> {
         let mut buckets = Vec::with_capacity((tokens * tokens) as usize);
         for query in 0..tokens {
             for key in 0..tokens {
                 buckets.push(bucket(key - query, &self.config));
             }
         }
-        let index = Tensor::f_from_slice(&buckets)?.f_to_device(self.bias.device())?;
-        let table = self.bias.f_index_select(0, &index)?.f_view([tokens, tokens, -1])?;
-        Ok(table.f_permute([2, 0, 1])?.f_unsqueeze(0)?.f_contiguous()?)
+        let index = Tensor::f_from_slice(&buckets)?.f_to_device(table.device())?;
+        let biases = table.f_index_select(0, &index)?.f_view([tokens, tokens, -1])?;
+        Ok(biases.f_permute([2, 0, 1])?.f_unsqueeze(0)?.f_contiguous()?)
     }
+}
+
+/// Returns hidden states `[N, L, D]` with zeros for the tokens whose `mask` `[N, L]` is 0, as Wan's network attends to them.
+pub fn without_padding(states_nld: &Tensor, mask: &Tensor) -> Tensor {
+    states_nld.masked_fill(&mask.to_device(states_nld.device()).eq(0).unsqueeze(-1), 0.0)
+}
+
+/// Returns whether the configuration of a folder is that of umT5. A missing or damaged one is reported later.
+fn is_umt5(folder: &Utf8Path) -> bool {
+    files::read_config(folder, umt5::FOLDER).is_ok_and(|config| config["model_type"] == umt5::MODEL_TYPE)
 }
 
 /// Returns the bucket of a distance between two positions, key minus query: exact up to a quarter of the buckets in each

@@ -47,6 +47,21 @@ pub fn apart(got: &Tensor, want: &Tensor) -> f64 {
     (got - &want).abs().max().double_value(&[]) / want.abs().max().double_value(&[])
 }
 
+/// Returns the norm of the difference relative to the norm of `want`.
+pub fn distance(got: &Tensor, want: &Tensor) -> f64 {
+    assert_eq!(got.size(), want.size(), "the shapes differ");
+    let (got, want) = (got.to_device(tch::Device::Cpu).to_kind(Kind::Double), want.to_kind(Kind::Double));
+    ((got - &want).norm() / want.norm()).double_value(&[])
+}
+
+/// Checks that a result is as near to the recorded one as its kind allows: in fp32 to 1e-5, in bf16 to 8 bits of mantissa, rounded in
+/// some thirty layers. Deviations are relative to the norm.
+pub fn near(what: &str, got: &Tensor, want: &Tensor) {
+    let (error, limit) = (distance(got, want), if got.kind() == Kind::BFloat16 { 0.05 } else { 1e-5 });
+    println!("{what}: {:?} {error:e}", got.kind());
+    assert!(error < limit, "{what}: differs by {error:e}, limit {limit:e}");
+}
+
 /// Writes a VAE with random weights: 16 latent channels, groups of 16 channels.
 pub fn write_vae(folder: &Utf8Path, widths: &[usize], layers: usize) {
     let levels = widths.len();
