@@ -70,6 +70,14 @@ impl Table {
     pub fn tensor(&mut self, name: impl Into<String>, shape: impl Into<Vec<usize>>) {
         self.0.push(Parameter { name: name.into(), shape: shape.into() });
     }
+
+    /// Adds a weight of some shape and a bias for its first axis.
+    pub fn affine(&mut self, name: &str, shape: impl Into<Vec<usize>>) {
+        let shape = shape.into();
+        let bias = [shape[0]];
+        self.tensor(format!("{name}.weight"), shape);
+        self.tensor(format!("{name}.bias"), bias);
+    }
 }
 
 /// The tensors of an encoder, checked against its table. Only headers are read at first.

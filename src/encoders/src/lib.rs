@@ -7,12 +7,14 @@
 //! Shapes are written as suffixes: B batch, C channels, F frames, T latent frames, H and W pixels, h and w latent pixels,
 //! N texts, L tokens, D width of the text encoder. Inside a VAE a tensor is `[T, H, W, C]`, one sample with channels last.
 
+mod clip;
 mod files;
 mod params;
 mod t5;
 mod umt5;
 mod vae;
 
+pub use clip::{ClipConfig, ClipEncoder, ClipStates};
 pub use t5::{T5Encoder, without_padding};
 pub use vae::{LatentDistribution, Vae};
 pub use weights::{Peak, T5Config, TileSize, VaeConfig, t5_memory, vae_memory};

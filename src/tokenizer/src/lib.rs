@@ -1,10 +1,12 @@
-//! A T5 tokenizer that returns exactly the tokens of Google's SentencePiece. This crate does not need libtorch.
+//! Tokenizers of T5 and CLIP. This crate does not need libtorch.
 //!
 //! [`Tokenizer`] behaves as `T5Tokenizer` of transformers up to version 4, with `legacy` set as in the pipelines of
 //! CogVideoX: it splits a text at special tokens and encodes each part with SentencePiece. [`SentencePiece`] encodes
-//! without special tokens, with a unigram model (`spiece.model`).
+//! without special tokens, with a unigram model (`spiece.model`), and returns exactly the tokens of Google's program.
+//! [`ClipTokenizer`] behaves as the fast tokenizer of CLIP of transformers.
 
 mod charsmap;
+mod clip;
 mod messages;
 mod normalizer;
 mod special;
@@ -15,6 +17,7 @@ use failure::{ErrorCode, Failure};
 use special::{Part, Specials};
 use xxhash_rust::xxh3::xxh3_128;
 
+pub use clip::ClipTokenizer;
 pub use unigram::SentencePiece;
 
 /// The file with the SentencePiece model.
