@@ -3,8 +3,10 @@
 //! [`Tokenizer`] behaves as `T5Tokenizer` of transformers up to version 4, with `legacy` set as in the pipelines of
 //! CogVideoX: it splits a text at special tokens and encodes each part with SentencePiece. [`SentencePiece`] encodes
 //! without special tokens, with a unigram model (`spiece.model`), and returns exactly the tokens of Google's program.
-//! [`ClipTokenizer`] behaves as the fast tokenizer of CLIP of transformers.
+//! [`ClipTokenizer`] behaves as the fast tokenizer of CLIP of transformers. [`clean_caption`] cleans captions as Open-Sora 1.2
+//! does.
 
+mod captions;
 mod charsmap;
 mod clip;
 mod messages;
@@ -17,6 +19,7 @@ use failure::{ErrorCode, Failure};
 use special::{Part, Specials};
 use xxhash_rust::xxh3::xxh3_128;
 
+pub use captions::{CleanedCaption, clean_caption};
 pub use clip::ClipTokenizer;
 pub use unigram::SentencePiece;
 

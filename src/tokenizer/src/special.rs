@@ -137,7 +137,7 @@ impl Specials {
 }
 
 /// Returns whether Python's `str.strip` removes a character.
-fn is_space(char: char) -> bool {
+pub fn is_space(char: char) -> bool {
     char.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&char)
 }
 
