@@ -7,14 +7,21 @@
 //! Shapes are written as suffixes: B batch, C channels, F frames, T latent frames, H and W pixels, h and w latent pixels,
 //! N texts, L tokens, D width of the text encoder. Inside a VAE a tensor is `[T, H, W, C]`, one sample with channels last.
 
+mod causal;
 mod clip;
 mod files;
+mod hunyuan_vae;
+mod latent;
 mod params;
 mod t5;
+mod tiling;
 mod umt5;
 mod vae;
 
 pub use clip::{ClipConfig, ClipEncoder, ClipStates};
+pub use hunyuan_vae::{HunyuanVae, HunyuanVaeConfig};
+pub use latent::LatentScale;
 pub use t5::{T5Encoder, without_padding};
+pub use tiling::{TileAxis, VideoTiling};
 pub use vae::{LatentDistribution, Vae};
 pub use weights::{Peak, T5Config, TileSize, VaeConfig, t5_memory, vae_memory};

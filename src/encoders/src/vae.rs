@@ -1,9 +1,9 @@
 //! `AutoencoderKLCogVideoX`: videos to latents and back.
 
 mod blocks;
-mod norm;
-mod stage;
-mod tiles;
+pub mod norm;
+pub mod stage;
+pub mod tiles;
 
 use crate::params::{Params, check_kind, failed};
 use blocks::{Decoder, Encoder};
@@ -26,6 +26,12 @@ pub struct LatentDistribution {
 }
 
 impl LatentDistribution {
+    /// Splits moments `[B, 2C, T, h, w]`: means, and log-variances, which are clamped.
+    pub(crate) fn of_moments(moments: &Tensor) -> Result<Self, TchError> {
+        let parts = moments.f_chunk(2, 1)?;
+        Ok(LatentDistribution { mean: parts[0].f_contiguous()?, logvar: parts[1].f_clamp(LOGVAR.0, LOGVAR.1)? })
+    }
+
     /// Draws a latent with noise of the same shape from the standard normal distribution.
     pub fn sample(&self, noise: &Tensor) -> Tensor {
         &self.mean + (&self.logvar * 0.5).exp() * noise
@@ -113,11 +119,9 @@ impl Vae {
                 self.windows(tile_cfhw, &windows, |frames, cache, more| self.encoder.forward(frames, cache, more))
             })
         });
-        let split = |moments: Tensor| {
-            let parts = moments.f_chunk(2, 1)?;
-            Ok(LatentDistribution { mean: parts[0].f_contiguous()?, logvar: parts[1].f_clamp(LOGVAR.0, LOGVAR.1)? })
-        };
-        moments.and_then(split).map_err(|e| failed(&format!("cannot encode a video of shape {:?}", video.size()), e))
+        moments
+            .and_then(|moments| LatentDistribution::of_moments(&moments))
+            .map_err(|e| failed(&format!("cannot encode a video of shape {:?}", video.size()), e))
     }
 
     /// Decodes latents `[B, C, T, h, w]`, unscaled, to videos `[B, C, F, H, W]`, values about -1…1, not clamped.

@@ -123,6 +123,11 @@ impl GroupNorm {
 }
 
 impl Applied {
+    /// Returns the normalized tensor, without SiLU. The norm must be a plain one.
+    pub fn normalized(&self, x_thwc: &Tensor) -> Result<Tensor, TchError> {
+        self.shift.f_addcmul(&x_thwc.f_to_kind(Kind::Float)?, &self.scale)?.f_to_kind(x_thwc.kind())
+    }
+
     /// Normalizes frames `first..` of the tensor, applies SiLU, and writes them into `out_thwc`.
     pub fn silu_into(&self, x_thwc: &Tensor, first: i64, out_thwc: &Tensor) -> Result<(), TchError> {
         let Some(latent_frames) = (self.scale.dim() > 1).then(|| self.scale.size()[0]) else {

@@ -47,9 +47,9 @@ fn starts(length: i64, stride: usize) -> impl Iterator<Item = i64> {
     (0..length).step_by(stride)
 }
 
-/// Blends the first rows (axis 2) or columns (axis 3) of a tile with the last ones of its neighbour. The weight of the
-/// tile grows from 0.
-fn blend(neighbour: &Tensor, tile: &Tensor, axis: i64, extent: i64) -> Result<(), TchError> {
+/// Blends the first frames (axis 1), rows (axis 2) or columns (axis 3) of a tile with the last ones of its neighbour. The weight of
+/// the tile grows from 0.
+pub fn blend(neighbour: &Tensor, tile: &Tensor, axis: i64, extent: i64) -> Result<(), TchError> {
     let (length, own) = (neighbour.size()[axis as usize], tile.size()[axis as usize]);
     let extent = extent.min(length).min(own);
     if extent == 0 {

@@ -1,0 +1,232 @@
+//! `AutoencoderKLHunyuanVideo`: its configuration and its table of parameters.
+
+use crate::files::{ModelFiles, Table, check_sizes, parse, read_config, unsupported};
+use crate::latent::LatentScale;
+use camino::Utf8Path;
+use failure::Failure;
+use serde::Deserialize;
+use serde_json::Value;
+use weights::Parameter;
+
+const CLASS: &str = "AutoencoderKLHunyuanVideo";
+const FOLDER: &str = "the vae/ folder of a HunyuanVideo model";
+/// The number of ResNet blocks in the middle of the encoder and of the decoder.
+pub const MID_LAYERS: usize = 2;
+
+/// The configuration of Hunyuan's VAE. Missing keys have the values of the released model.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(default)]
+#[allow(missing_docs, reason = "the names and meanings are those of diffusers")]
+pub struct HunyuanVaeConfig {
+    #[serde(rename = "_class_name")]
+    class_name: String,
+    pub in_channels: usize,
+    pub out_channels: usize,
+    pub latent_channels: usize,
+    pub block_out_channels: Vec<usize>,
+    pub layers_per_block: usize,
+    pub norm_num_groups: usize,
+    /// The factor by which latents are multiplied before the transformer. The VAE itself never scales.
+    pub scaling_factor: f64,
+    pub spatial_compression_ratio: usize,
+    pub temporal_compression_ratio: usize,
+    act_fn: String,
+    mid_block_add_attention: bool,
+}
+
+impl Default for HunyuanVaeConfig {
+    fn default() -> Self {
+        Self {
+            class_name: CLASS.into(),
+            in_channels: 3,
+            out_channels: 3,
+            latent_channels: 16,
+            block_out_channels: vec![128, 256, 512, 512],
+            layers_per_block: 2,
+            norm_num_groups: 32,
+            scaling_factor: 0.476986,
+            spatial_compression_ratio: 8,
+            temporal_compression_ratio: 4,
+            act_fn: "silu".into(),
+            mid_block_add_attention: true,
+        }
+    }
+}
+
+/// Which axes change their size after the blocks of a level.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Resample {
+    Space,
+    SpaceAndTime,
+}
+
+impl HunyuanVaeConfig {
+    /// Opens a `vae/` folder of diffusers, or a file such as Open-Sora's `hunyuan_vae.safetensors`, which is of the released size.
+    ///
+    /// # Errors
+    /// The folder holds another model or a form that is not supported, or weights are missing or have other shapes.
+    pub fn open(path: &Utf8Path) -> Result<(Self, ModelFiles), Failure> {
+        let (json, config) = if path.is_file() {
+            (Value::Null, Self::default())
+        } else {
+            let json = read_config(path, FOLDER)?;
+            let config: Self = parse(path, &json)?;
+            (json, config)
+        };
+        config.check().map_err(|why| unsupported(path, why, FOLDER))?;
+        let files = ModelFiles::open(path, &json, &config.parameters(), |_| None, &[])?;
+        Ok((config, files))
+    }
+
+    fn check(&self) -> Result<(), String> {
+        if self.class_name != CLASS {
+            return Err(format!("it configures a {}, expected {CLASS}", self.class_name));
+        }
+        if !["silu", "swish"].contains(&self.act_fn.as_str()) || !self.mid_block_add_attention {
+            return Err("only silu and attention in the middle are supported".into());
+        }
+        check_sizes(&[
+            ("in_channels", self.in_channels),
+            ("out_channels", self.out_channels),
+            ("latent_channels", self.latent_channels),
+            ("layers_per_block", self.layers_per_block),
+            ("norm_num_groups", self.norm_num_groups),
+        ])?;
+        let (widths, groups) = (&self.block_out_channels, self.norm_num_groups);
+        if let Some(width) = widths.iter().find(|&&width| width == 0 || width % groups != 0 || width > 65536) {
+            return Err(format!("block_out_channels has {width}, not a multiple of norm_num_groups = {groups}"));
+        }
+        let levels = widths.len();
+        let fits = |ratio: usize| ratio.is_power_of_two() && (ratio.ilog2() as usize) < levels;
+        if !(1..=8).contains(&levels)
+            || !fits(self.spatial_compression_ratio)
+            || !fits(self.temporal_compression_ratio)
+            || self.temporal_compression_ratio > self.spatial_compression_ratio
+        {
+            return Err(format!(
+                "{levels} levels cannot compress {} times in space and {} times in time",
+                self.spatial_compression_ratio, self.temporal_compression_ratio
+            ));
+        }
+        if !(self.scaling_factor.is_finite() && self.scaling_factor > 0.0) {
+            return Err(format!("scaling_factor is {}, expected a number above 0", self.scaling_factor));
+        }
+        Ok(())
+    }
+
+    /// Returns the scale of latents.
+    pub fn latent_scale(&self) -> LatentScale {
+        LatentScale::of_factor(self.scaling_factor, self.latent_channels)
+    }
+
+    /// Returns the number of latent frames of `frames` frames: 4k + 1 frames are k + 1 latent frames, and further frames are ignored.
+    pub fn latent_frames(&self, frames: usize) -> usize {
+        frames.saturating_sub(1) / self.temporal_compression_ratio + 1
+    }
+
+    /// Returns the number of frames that `latent_frames` latent frames decode to.
+    pub fn frames(&self, latent_frames: usize) -> usize {
+        latent_frames.saturating_sub(1) * self.temporal_compression_ratio + 1
+    }
+
+    /// Returns which sizes change after a level, the same in the encoder and the decoder. The last levels but one change frames too.
+    pub fn resample(&self, level: usize) -> Option<Resample> {
+        let last = self.block_out_channels.len() - 1;
+        let [in_space, in_time] =
+            [self.spatial_compression_ratio, self.temporal_compression_ratio].map(|ratio| ratio.ilog2() as usize);
+        match (level < last && level < in_space, level < last && level + in_time >= last) {
+            (true, true) => Some(Resample::SpaceAndTime),
+            (true, false) => Some(Resample::Space),
+            _ => None,
+        }
+    }
+
+    /// Returns the table of parameters: names and shapes, the encoder first.
+    pub fn parameters(&self) -> Vec<Parameter> {
+        let mut table = Table::default();
+        let (widths, latent, layers) = (&self.block_out_channels, self.latent_channels, self.layers_per_block);
+        let (first, last) = (widths[0], *widths.last().expect("check() requires a level"));
+        conv(&mut table, "encoder.conv_in", self.in_channels, first, 3);
+        levels(&mut table, "encoder.down_blocks", widths.iter().copied(), first, layers, |level| {
+            self.resample(level).map(|_| "downsamplers")
+        });
+        middle(&mut table, "encoder.mid_block", last);
+        table.affine("encoder.conv_norm_out", [last]);
+        conv(&mut table, "encoder.conv_out", last, 2 * latent, 3);
+        conv(&mut table, "decoder.conv_in", latent, last, 3);
+        middle(&mut table, "decoder.mid_block", last);
+        // The decoder has one more layer per level than the encoder.
+        levels(&mut table, "decoder.up_blocks", widths.iter().rev().copied(), last, layers + 1, |level| {
+            self.resample(level).map(|_| "upsamplers")
+        });
+        table.affine("decoder.conv_norm_out", [first]);
+        conv(&mut table, "decoder.conv_out", first, self.out_channels, 3);
+        table.affine("quant_conv", [2 * latent, 2 * latent, 1, 1, 1]);
+        table.affine("post_quant_conv", [latent, latent, 1, 1, 1]);
+        table.0
+    }
+}
+
+fn conv(table: &mut Table, name: &str, input: usize, output: usize, kernel: usize) {
+    table.affine(&format!("{name}.conv"), [output, input, kernel, kernel, kernel]);
+}
+
+fn resnet(table: &mut Table, name: &str, input: usize, output: usize) {
+    table.affine(&format!("{name}.norm1"), [input]);
+    conv(table, &format!("{name}.conv1"), input, output, 3);
+    table.affine(&format!("{name}.norm2"), [output]);
+    conv(table, &format!("{name}.conv2"), output, output, 3);
+    if input != output {
+        conv(table, &format!("{name}.conv_shortcut"), input, output, 1);
+    }
+}
+
+fn levels(
+    table: &mut Table,
+    name: &str,
+    widths: impl Iterator<Item = usize>,
+    mut input: usize,
+    layers: usize,
+    resample: impl Fn(usize) -> Option<&'static str>,
+) {
+    for (level, width) in widths.enumerate() {
+        for layer in 0..layers {
+            resnet(table, &format!("{name}.{level}.resnets.{layer}"), input, width);
+            input = width;
+        }
+        if let Some(part) = resample(level) {
+            conv(table, &format!("{name}.{level}.{part}.0.conv"), width, width, 3);
+        }
+    }
+}
+
+fn middle(table: &mut Table, name: &str, width: usize) {
+    for layer in 0..MID_LAYERS {
+        resnet(table, &format!("{name}.resnets.{layer}"), width, width);
+    }
+    let attention = format!("{name}.attentions.0");
+    table.affine(&format!("{attention}.group_norm"), [width]);
+    for part in ["to_q", "to_k", "to_v", "to_out.0"] {
+        table.affine(&format!("{attention}.{part}"), [width, width]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_has_the_names_and_shapes_of_the_released_model() {
+        let path = concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/../../tests/fixtures/oracle/opensora_encoders/vae_hunyuan/names.json"
+        );
+        let names: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+        let published = names["shapes"].as_object().unwrap();
+        let table = HunyuanVaeConfig::default().parameters();
+        for Parameter { name, shape } in &table {
+            assert_eq!(published[name], serde_json::json!(shape), "{name}");
+        }
+        assert_eq!(table.len(), published.len());
+    }
+}
