@@ -1,14 +1,13 @@
 //! `AutoencoderKLHunyuanVideo`, the VAE of HunyuanVideo and Open-Sora 2: videos to latents and back.
 
-mod blocks;
 mod config;
 
 use crate::causal::Memory;
+use crate::kl::{Decoder, Encoder};
 use crate::latent::LatentScale;
 use crate::params::{Params, check_kind, failed};
 use crate::tiling::{PIXELS, TileAxis, Unit, VideoTiling, each};
 use crate::vae::{LatentDistribution, stage};
-use blocks::{Decoder, Encoder};
 use camino::Utf8Path;
 pub use config::HunyuanVaeConfig;
 use failure::{ErrorCode, Failure};
@@ -44,8 +43,8 @@ impl HunyuanVae {
         check_kind(kind, path.as_str())?;
         let (config, files) = HunyuanVaeConfig::open(path)?;
         let mut params = Params::new(files.reader(), kind, device);
-        let encoder = Encoder::read(&config, &mut params)?;
-        let decoder = Decoder::read(&config, &mut params)?;
+        let encoder = Encoder::read(&config.form(), &mut params)?;
+        let decoder = Decoder::read(&config.form(), &mut params)?;
         let identity = params.identity();
         Ok(HunyuanVae { config, identity, kind, device, tiling: VideoTiling::default(), encoder, decoder })
     }

@@ -1,6 +1,8 @@
 //! `AutoencoderKLHunyuanVideo`: its configuration and its table of parameters.
 
+use crate::causal::Border;
 use crate::files::{ModelFiles, Table, check_sizes, parse, read_config, unsupported};
+use crate::kl::{Form, Resample};
 use crate::latent::LatentScale;
 use camino::Utf8Path;
 use failure::Failure;
@@ -10,8 +12,6 @@ use weights::Parameter;
 
 const CLASS: &str = "AutoencoderKLHunyuanVideo";
 const FOLDER: &str = "the vae/ folder of a HunyuanVideo model";
-/// The number of ResNet blocks in the middle of the encoder and of the decoder.
-pub const MID_LAYERS: usize = 2;
 
 /// The configuration of Hunyuan's VAE. Missing keys have the values of the released model.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -51,13 +51,6 @@ impl Default for HunyuanVaeConfig {
             mid_block_add_attention: true,
         }
     }
-}
-
-/// Which axes change their size after the blocks of a level.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Resample {
-    Space,
-    SpaceAndTime,
 }
 
 impl HunyuanVaeConfig {
@@ -130,7 +123,7 @@ impl HunyuanVaeConfig {
     }
 
     /// Returns which sizes change after a level, the same in the encoder and the decoder. The last levels but one change frames too.
-    pub fn resample(&self, level: usize) -> Option<Resample> {
+    fn resample(&self, level: usize) -> Option<Resample> {
         let last = self.block_out_channels.len() - 1;
         let [in_space, in_time] =
             [self.spatial_compression_ratio, self.temporal_compression_ratio].map(|ratio| ratio.ilog2() as usize);
@@ -141,73 +134,27 @@ impl HunyuanVaeConfig {
         }
     }
 
+    /// Returns the form of the network.
+    pub(super) fn form(&self) -> Form {
+        Form {
+            prefix: "",
+            suffix: ".conv",
+            kernel_frames: 3,
+            border: Border::Copies,
+            border_down: Border::Copies,
+            channels: [self.in_channels, self.out_channels, self.latent_channels],
+            widths: self.block_out_channels.clone(),
+            layers: self.layers_per_block,
+            groups: self.norm_num_groups,
+            resample: (0..self.block_out_channels.len()).map(|level| self.resample(level)).collect(),
+        }
+    }
+
     /// Returns the table of parameters: names and shapes, the encoder first.
     pub fn parameters(&self) -> Vec<Parameter> {
         let mut table = Table::default();
-        let (widths, latent, layers) = (&self.block_out_channels, self.latent_channels, self.layers_per_block);
-        let (first, last) = (widths[0], *widths.last().expect("check() requires a level"));
-        conv(&mut table, "encoder.conv_in", self.in_channels, first, 3);
-        levels(&mut table, "encoder.down_blocks", widths.iter().copied(), first, layers, |level| {
-            self.resample(level).map(|_| "downsamplers")
-        });
-        middle(&mut table, "encoder.mid_block", last);
-        table.affine("encoder.conv_norm_out", [last]);
-        conv(&mut table, "encoder.conv_out", last, 2 * latent, 3);
-        conv(&mut table, "decoder.conv_in", latent, last, 3);
-        middle(&mut table, "decoder.mid_block", last);
-        // The decoder has one more layer per level than the encoder.
-        levels(&mut table, "decoder.up_blocks", widths.iter().rev().copied(), last, layers + 1, |level| {
-            self.resample(level).map(|_| "upsamplers")
-        });
-        table.affine("decoder.conv_norm_out", [first]);
-        conv(&mut table, "decoder.conv_out", first, self.out_channels, 3);
-        table.affine("quant_conv", [2 * latent, 2 * latent, 1, 1, 1]);
-        table.affine("post_quant_conv", [latent, latent, 1, 1, 1]);
+        self.form().add_to(&mut table);
         table.0
-    }
-}
-
-fn conv(table: &mut Table, name: &str, input: usize, output: usize, kernel: usize) {
-    table.affine(&format!("{name}.conv"), [output, input, kernel, kernel, kernel]);
-}
-
-fn resnet(table: &mut Table, name: &str, input: usize, output: usize) {
-    table.affine(&format!("{name}.norm1"), [input]);
-    conv(table, &format!("{name}.conv1"), input, output, 3);
-    table.affine(&format!("{name}.norm2"), [output]);
-    conv(table, &format!("{name}.conv2"), output, output, 3);
-    if input != output {
-        conv(table, &format!("{name}.conv_shortcut"), input, output, 1);
-    }
-}
-
-fn levels(
-    table: &mut Table,
-    name: &str,
-    widths: impl Iterator<Item = usize>,
-    mut input: usize,
-    layers: usize,
-    resample: impl Fn(usize) -> Option<&'static str>,
-) {
-    for (level, width) in widths.enumerate() {
-        for layer in 0..layers {
-            resnet(table, &format!("{name}.{level}.resnets.{layer}"), input, width);
-            input = width;
-        }
-        if let Some(part) = resample(level) {
-            conv(table, &format!("{name}.{level}.{part}.0.conv"), width, width, 3);
-        }
-    }
-}
-
-fn middle(table: &mut Table, name: &str, width: usize) {
-    for layer in 0..MID_LAYERS {
-        resnet(table, &format!("{name}.resnets.{layer}"), width, width);
-    }
-    let attention = format!("{name}.attentions.0");
-    table.affine(&format!("{attention}.group_norm"), [width]);
-    for part in ["to_q", "to_k", "to_v", "to_out.0"] {
-        table.affine(&format!("{attention}.{part}"), [width, width]);
     }
 }
 
