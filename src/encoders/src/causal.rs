@@ -81,8 +81,21 @@ impl Memory {
         (self.budget / frame.max(1)).clamp(2, x_thwc.size()[0].max(2))
     }
 
+    /// Keeps the last of these frames for the next window of the next convolution, which does not compute them.
+    pub fn keep(&mut self, x_thwc: &Tensor) -> Result<(), TchError> {
+        let more = self.more;
+        let last = x_thwc.f_narrow(0, x_thwc.size()[0] - 1, 1)?;
+        *self.place() = if more { Some(last.f_detach_copy()?) } else { None };
+        Ok(())
+    }
+
+    /// Leaves out the next convolution in this window.
+    pub fn skip(&mut self) {
+        self.place();
+    }
+
     /// Returns the frames that the next convolution has kept, and the place for those that it keeps.
-    pub fn place(&mut self) -> &mut Option<Tensor> {
+    fn place(&mut self) -> &mut Option<Tensor> {
         if self.next == self.kept.len() {
             self.kept.push(None);
         }
@@ -114,6 +127,11 @@ impl Conv {
     /// Computes a convolution of one pixel, which needs no other frames and no border.
     pub fn pixels(&self, x_thwc: &Tensor) -> Result<Tensor, TchError> {
         self.convolve(x_thwc, 0, [1, 1])
+    }
+
+    /// Convolves each frame by itself, with zeros around it.
+    pub fn frames(&self, x_thwc: &Tensor) -> Result<Tensor, TchError> {
+        self.convolve(x_thwc, (self.kernel()[1] - 1) / 2, [1, 1])
     }
 
     /// Convolves frames that include those of the past, with `padding` zeros around each frame.

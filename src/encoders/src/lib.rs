@@ -19,6 +19,7 @@ mod t5;
 mod tiling;
 mod umt5;
 mod vae;
+mod wan_vae;
 
 pub use clip::{ClipConfig, ClipEncoder, ClipStates};
 pub use hunyuan_vae::{HunyuanVae, HunyuanVaeConfig};
@@ -27,4 +28,5 @@ pub use opensora_vae::{OpenSoraVae, OpenSoraVaeConfig, PictureVaeConfig, Tempora
 pub use t5::{T5Encoder, without_padding};
 pub use tiling::{TileAxis, VideoTiling};
 pub use vae::{LatentDistribution, Vae};
+pub use wan_vae::{WanVae, WanVaeConfig};
 pub use weights::{Peak, T5Config, TileSize, VaeConfig, t5_memory, vae_memory};
