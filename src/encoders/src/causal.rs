@@ -124,6 +124,11 @@ impl Conv {
         [size[2], size[3]]
     }
 
+    /// Returns the number of output channels.
+    pub fn width(&self) -> i64 {
+        self.weight.size()[0]
+    }
+
     /// Computes a convolution of one pixel, which needs no other frames and no border.
     pub fn pixels(&self, x_thwc: &Tensor) -> Result<Tensor, TchError> {
         self.convolve(x_thwc, 0, [1, 1])
@@ -270,6 +275,86 @@ impl Output {
         match self {
             Output::Sum(tensor) => tensor,
             Output::New { whole, .. } => whole.expect("there is at least one frame"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn apart(a: &Tensor, b: &Tensor) -> f64 {
+        assert_eq!(a.size(), b.size());
+        ((a - b).abs().max() / b.abs().max()).double_value(&[])
+    }
+
+    fn random(shape: &[i64]) -> Tensor {
+        Tensor::rand(shape, (Kind::Float, Device::Cpu)) - 0.5
+    }
+
+    /// Computes the same as [`step`] on a copy of the whole input with its border.
+    fn whole(x_thwc: &Tensor, conv: &Conv, walk: Walk) -> Tensor {
+        let x = x_thwc.permute([3, 0, 1, 2]).unsqueeze(0);
+        let side = (conv.kernel()[1] - 1) / 2;
+        let padded = match walk.border {
+            Border::Zeros => x.constant_pad_nd([side, side, side, side, walk.past, 0]),
+            Border::ZerosAfter => x.constant_pad_nd([0, 1, 0, 1, walk.past, 0]),
+            Border::Copies => x.replication_pad3d([side, side, side, side, walk.past, 0]),
+        };
+        let [in_time, in_space] = walk.stride;
+        let y = padded.conv3d(&conv.weight, conv.bias.as_ref(), [in_time, in_space, in_space], [0; 3], [1; 3], 1);
+        y.squeeze_dim(0).permute([1, 2, 3, 0])
+    }
+
+    fn cases() -> Vec<(Conv, Walk)> {
+        let conv = |kernel: [i64; 3]| Conv {
+            weight: random(&[5, 3, kernel[0], kernel[1], kernel[2]]),
+            bias: Some(random(&[5])),
+        };
+        let walk = |border, past, stride| Walk { border, past, stride };
+        vec![
+            (conv([3, 3, 3]), walk(Border::Zeros, 2, [1, 1])),
+            (conv([3, 3, 3]), walk(Border::Copies, 2, [1, 1])),
+            (conv([3, 3, 3]), walk(Border::Copies, 2, [2, 2])),
+            (conv([3, 3, 3]), walk(Border::Copies, 2, [1, 2])),
+            (conv([3, 3, 3]), walk(Border::Zeros, 1, [2, 1])),
+            (conv([3, 1, 1]), walk(Border::Zeros, 1, [2, 1])),
+            (conv([1, 3, 3]), walk(Border::ZerosAfter, 0, [1, 2])),
+        ]
+    }
+
+    #[test]
+    fn a_step_does_not_depend_on_how_many_frames_are_computed_at_a_time() {
+        let x = random(&[11, 6, 8, 3]);
+        let frame = 6 * 8 * 3 * 4;
+        for (conv, walk) in cases() {
+            let want = whole(&x, &conv, walk);
+            for budget in [1, 3 * frame, 4 * frame, 1 << 20] {
+                let mut memory = Memory::new(budget);
+                let got = step(&x, &copy, &conv, walk, &mut memory, Onto::New).unwrap();
+                assert!(apart(&got, &want) < 1e-5, "{walk:?} {budget}");
+                let ones = Onto::Sum(Tensor::ones_like(&want).contiguous());
+                memory.begin(true, false);
+                let sum = step(&x, &copy, &conv, walk, &mut memory, ones).unwrap();
+                assert!(apart(&(sum - 1), &want) < 1e-5, "{walk:?} {budget}");
+            }
+        }
+    }
+
+    #[test]
+    fn windows_give_the_same_as_a_whole_video() {
+        let x = random(&[13, 6, 8, 3]);
+        for (conv, walk) in cases() {
+            let want = whole(&x, &conv, walk);
+            for budget in [1, 1 << 20] {
+                let (mut memory, mut parts) = (Memory::new(budget), Vec::new());
+                for (first, count) in [(0, 5), (5, 4), (9, 2), (11, 2)] {
+                    memory.begin(first == 0, first + count < 13);
+                    let part = x.narrow(0, first, count);
+                    parts.push(step(&part, &copy, &conv, walk, &mut memory, Onto::New).unwrap());
+                }
+                assert!(apart(&Tensor::cat(&parts, 0), &want) < 1e-5, "{walk:?} {budget}");
+            }
         }
     }
 }

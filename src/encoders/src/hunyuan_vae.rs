@@ -2,15 +2,16 @@
 
 mod config;
 
+use crate::batch::{check_shape, each};
 use crate::causal::Memory;
 use crate::kl::{Decoder, Encoder};
 use crate::latent::LatentScale;
 use crate::params::{Params, check_kind, failed};
-use crate::tiling::{PIXELS, TileAxis, Unit, VideoTiling, each};
+use crate::tiling::{PIXELS, TileAxis, Unit, VideoTiling};
 use crate::vae::{LatentDistribution, stage};
 use camino::Utf8Path;
 pub use config::HunyuanVaeConfig;
-use failure::{ErrorCode, Failure};
+use failure::Failure;
 use tch::{Device, Kind, TchError, Tensor, no_grad};
 
 /// Hunyuan's VAE with its parameters.
@@ -81,7 +82,7 @@ impl HunyuanVae {
     /// Encodes videos `[B, C, F, H, W]`, values in -1…1, any kind and device.
     ///
     /// # Errors
-    /// The shape does not fit; or libtorch failed, with [`ErrorCode::OutOfMemory`] if memory is short.
+    /// The shape does not fit; or libtorch failed, with [`failure::ErrorCode::OutOfMemory`] if memory is short.
     pub fn encode(&self, video: &Tensor) -> Result<LatentDistribution, Failure> {
         check_shape("cannot encode a video", video, self.config.in_channels)?;
         let compute = |tile: &Tensor| self.sample(tile, |frames, memory| self.encoder.forward(frames, memory));
@@ -114,17 +115,4 @@ impl HunyuanVae {
             compute(there.f_permute([1, 2, 3, 0])?.f_contiguous()?, &mut Memory::new(stage::budget(self.device)))?;
         result.f_permute([3, 0, 1, 2])?.f_contiguous()
     }
-}
-
-/// Checks that a tensor is `[B, C, T, H, W]` and not empty.
-///
-/// # Errors
-/// It has another number of axes or channels, or is empty.
-pub fn check_shape(what: &str, tensor: &Tensor, channels: usize) -> Result<(), Failure> {
-    let shape = tensor.size();
-    if shape.len() == 5 && shape[1] == channels as i64 && tensor.numel() > 0 {
-        return Ok(());
-    }
-    let why = format!("its shape is {shape:?}, expected [B, {channels}, T, H, W]");
-    Err(Failure::new(ErrorCode::TensorMismatch, what, why, "use the VAE that belongs to the data"))
 }

@@ -1,12 +1,20 @@
 //! VAEs and text encoders as functions of their parameters.
 //!
-//! [`Vae`] is diffusers' `AutoencoderKLCogVideoX`, [`T5Encoder`] is the encoder of T5 v1.1 or umT5. Both are read straight from the
-//! folders of a diffusers model (`vae/`, `text_encoder/`). The configurations and tables of parameter names of CogVideoX are in the
-//! crate `weights`, which does not need libtorch; those of other models are beside their functions.
+//! | model | VAE | text encoders |
+//! |---|---|---|
+//! | CogVideoX | [`Vae`] | [`T5Encoder`], without a mask |
+//! | Open-Sora 2, HunyuanVideo | [`HunyuanVae`] | [`T5Encoder`], without a mask, and [`ClipEncoder`] |
+//! | Open-Sora 1.2 | [`OpenSoraVae`] | [`T5Encoder`], with a mask |
+//! | Wan 2.1 and 2.2 | [`WanVae`] | [`T5Encoder`] of umT5, with a mask |
+//!
+//! All are read straight from the folders of a published model (`vae/`, `text_encoder/`). The configurations and tables of parameter
+//! names of CogVideoX are in the crate `weights`, which does not need libtorch; those of other models are beside their functions.
+//! No VAE scales latents: their scale is data, [`LatentScale`].
 //!
 //! Shapes are written as suffixes: B batch, C channels, F frames, T latent frames, H and W pixels, h and w latent pixels,
 //! N texts, L tokens, D width of the text encoder. Inside a VAE a tensor is `[T, H, W, C]`, one sample with channels last.
 
+mod batch;
 mod causal;
 mod clip;
 mod files;

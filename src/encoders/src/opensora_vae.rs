@@ -3,12 +3,11 @@
 mod config;
 mod temporal;
 
+use crate::batch::{check_shape, each};
 use crate::causal::Memory;
-use crate::hunyuan_vae::check_shape;
 use crate::kl::{Decoder, Encoder};
 use crate::latent::LatentScale;
 use crate::params::{Params, check_kind, failed};
-use crate::tiling::each;
 use crate::vae::{LatentDistribution, stage};
 use camino::Utf8Path;
 pub use config::{OpenSoraVaeConfig, PictureVaeConfig, TemporalConfig};

@@ -3,11 +3,11 @@
 mod blocks;
 mod config;
 
+use crate::batch::{check_shape, each};
 use crate::causal::Memory;
-use crate::hunyuan_vae::check_shape;
 use crate::latent::LatentScale;
 use crate::params::{Params, check_kind, failed};
-use crate::tiling::{PIXELS, Unit, VideoTiling, each};
+use crate::tiling::{PIXELS, Unit, VideoTiling};
 use crate::vae::{LatentDistribution, stage};
 use blocks::{Decoder, Encoder};
 use camino::Utf8Path;

@@ -1,5 +1,7 @@
 //! Compares the text encoder of CLIP with numbers recorded from transformers: `opensora_encoders/clip`.
 
+#![allow(clippy::unwrap_used, reason = "a failed unwrap reports its line")]
+
 #[path = "../../../tests/oracle/device.rs"]
 mod device;
 #[path = "../../../tests/oracle/mod.rs"]

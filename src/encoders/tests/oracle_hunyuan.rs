@@ -1,5 +1,7 @@
 //! Compares Hunyuan's VAE with numbers recorded from diffusers: `opensora_encoders/vae_hunyuan`.
 
+#![allow(clippy::unwrap_used, reason = "a failed unwrap reports its line")]
+
 #[path = "../../../tests/oracle/device.rs"]
 mod device;
 #[path = "../../../tests/oracle/mod.rs"]

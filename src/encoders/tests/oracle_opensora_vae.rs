@@ -1,5 +1,7 @@
 //! Compares the VAE of Open-Sora 1.2 with numbers recorded from its own classes: `opensora_encoders/vae_v12`.
 
+#![allow(clippy::unwrap_used, reason = "a failed unwrap reports its line")]
+
 #[path = "../../../tests/oracle/device.rs"]
 mod device;
 #[path = "../../../tests/oracle/mod.rs"]

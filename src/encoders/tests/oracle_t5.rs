@@ -1,6 +1,8 @@
 //! Compares masked T5 and umT5 with numbers recorded from transformers: `opensora_encoders/t5_masked` and every
 //! `wan/*/len*.safetensors` beside a `text_encoder/`.
 
+#![allow(clippy::unwrap_used, reason = "a failed unwrap reports its line")]
+
 #[path = "../../../tests/oracle/device.rs"]
 mod device;
 #[path = "../../../tests/oracle/mod.rs"]

@@ -1,5 +1,7 @@
 //! Compares Wan's VAEs with numbers recorded from diffusers: every `wan/*/encode_decode.safetensors` beside a `vae/`.
 
+#![allow(clippy::unwrap_used, reason = "a failed unwrap reports its line")]
+
 #[path = "../../../tests/oracle/device.rs"]
 mod device;
 #[path = "../../../tests/oracle/mod.rs"]
@@ -81,7 +83,7 @@ fn oracle_wans_vaes_in_bf16_are_near_the_recorded_results() {
 fn later_frames_do_not_change_earlier_ones() {
     for folder in folders() {
         let vae = open(&folder, Kind::Float);
-        let video = Tensor::rand([1, 3, 13, 32, 48], (Kind::Float, device())) * 2 - 1;
+        let video = Tensor::rand([1, 3, 9, 32, 32], (Kind::Float, device())) * 2 - 1;
         let whole = vae.encode(&video).unwrap().mean;
         let start = vae.encode(&video.narrow(2, 0, 5)).unwrap().mean;
         assert!(distance(&whole.narrow(2, 0, 2), &start.to_device(Device::Cpu)) < 1e-6, "{folder}");

@@ -292,17 +292,14 @@ impl Resample {
             None => {}
         }
         let [frames, height, width, channels] = [0, 1, 2, 3].map(|axis| x.size()[axis]);
-        let larger = Tensor::f_empty([1, 2 * height, 2 * width, channels], (x.kind(), x.device()))?;
-        let mut results = Vec::new();
+        let options = (x.kind(), x.device());
+        let larger = Tensor::f_empty([1, 2 * height, 2 * width, channels], options)?;
+        let out = Tensor::f_empty([frames, 2 * height, 2 * width, self.in_space.width()], options)?;
         for frame in 0..frames {
             enlarge(&x.f_narrow(0, frame, 1)?, 1, &larger)?;
-            results.push(self.in_space.frames(&larger)?);
+            out.f_narrow(0, frame, 1)?.f_copy_(&self.in_space.frames(&larger)?)?;
         }
-        drop((x, larger));
-        match results.len() {
-            1 => Ok(results.remove(0)),
-            _ => Tensor::f_cat(&results, 0),
-        }
+        Ok(out)
     }
 }
 
