@@ -11,7 +11,7 @@ use crate::tiling::{PIXELS, Unit, VideoTiling};
 use crate::vae::{LatentDistribution, stage};
 use blocks::{Decoder, Encoder};
 use camino::Utf8Path;
-pub use config::WanVaeConfig;
+pub use config::{LevelPlan, WanVaeConfig};
 use failure::{ErrorCode, Failure};
 use tch::{Device, Kind, TchError, Tensor, no_grad};
 

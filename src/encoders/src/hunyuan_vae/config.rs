@@ -134,6 +134,12 @@ impl HunyuanVaeConfig {
         }
     }
 
+    /// Returns whether a level of the encoder halves frames, and rows and columns.
+    pub(crate) fn halves(&self, level: usize) -> [bool; 2] {
+        let resample = self.resample(level);
+        [resample == Some(Resample::SpaceAndTime), resample.is_some()]
+    }
+
     /// Returns the form of the network.
     pub(super) fn form(&self) -> Form {
         Form {

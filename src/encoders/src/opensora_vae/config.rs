@@ -208,7 +208,7 @@ impl OpenSoraVaeConfig {
 
 impl TemporalConfig {
     /// Returns the channels of each level.
-    pub(super) fn widths(&self) -> Vec<usize> {
+    pub(crate) fn widths(&self) -> Vec<usize> {
         self.channel_multipliers.iter().map(|times| self.filters * times).collect()
     }
 

@@ -177,7 +177,7 @@ impl WanVaeConfig {
     }
 
     /// Returns the levels of the encoder.
-    pub fn encoder(&self) -> Vec<LevelPlan> {
+    pub(crate) fn encoder(&self) -> Vec<LevelPlan> {
         let last = self.dim_mult.len() - 1;
         let mut number = 0;
         let mut input = self.base_dim;
@@ -201,7 +201,7 @@ impl WanVaeConfig {
     }
 
     /// Returns the levels of the decoder.
-    pub fn decoder(&self) -> Vec<LevelPlan> {
+    pub(crate) fn decoder(&self) -> Vec<LevelPlan> {
         let (base, last) = (self.decoder_base_dim.unwrap_or(self.base_dim), self.dim_mult.len() - 1);
         let mut input = base * self.dim_mult[last];
         let level = |(level, times): (usize, &usize)| {

@@ -83,6 +83,37 @@ pub fn write_t5(folder: &Utf8Path) {
     write_random(folder, &weights::T5Config::read(folder).unwrap().parameters());
 }
 
+/// Writes Hunyuan's VAE with random weights.
+pub fn write_hunyuan_vae(folder: &Utf8Path, widths: &[usize]) {
+    let config = serde_json::json!({
+        "_class_name": "AutoencoderKLHunyuanVideo", "block_out_channels": widths, "layers_per_block": 1, "norm_num_groups": 16,
+    });
+    write_config(folder, &config);
+    let config: encoders::HunyuanVaeConfig = serde_json::from_value(config).unwrap();
+    write_random(folder, &config.parameters());
+}
+
+/// Writes Wan's VAE with random weights.
+pub fn write_wan_vae(folder: &Utf8Path, width: usize) {
+    let config = serde_json::json!({ "_class_name": "AutoencoderKLWan", "base_dim": width, "num_res_blocks": 1 });
+    write_config(folder, &config);
+    let config: encoders::WanVaeConfig = serde_json::from_value(config).unwrap();
+    write_random(folder, &config.parameters());
+}
+
+/// Writes the VAE of Open-Sora 1.2 with random weights, and returns the sizes of its VAE over pictures.
+pub fn write_opensora_vae(folder: &Utf8Path, widths: &[usize], filters: usize) -> encoders::PictureVaeConfig {
+    let temporal =
+        serde_json::json!({ "type": "VAE_Temporal_SD", "filters": filters, "num_res_blocks": 1, "num_groups": 16 });
+    let config = serde_json::json!({ "model_type": "VideoAutoencoderPipeline", "vae_temporal": temporal });
+    let picture = serde_json::json!({ "block_out_channels": widths, "layers_per_block": 1, "norm_num_groups": 16 });
+    write_config(folder, &config);
+    let config: encoders::OpenSoraVaeConfig = serde_json::from_value(config).unwrap();
+    let picture: encoders::PictureVaeConfig = serde_json::from_value(picture).unwrap();
+    write_random(folder, &config.parameters(&picture));
+    picture
+}
+
 fn write_config(folder: &Utf8Path, config: &Value) {
     std::fs::create_dir_all(folder).unwrap();
     std::fs::write(folder.join("config.json"), config.to_string()).unwrap();
