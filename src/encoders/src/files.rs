@@ -311,3 +311,103 @@ fn effective(config: &Value) -> String {
         keys.filter(|(key, _)| !key.starts_with('_') && !WITHOUT_EFFECT.contains(&key.as_str())).collect();
     serde_json::to_string(&kept).expect("a JSON value is JSON")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use safetensors::tensor::TensorView;
+    use serde_json::json;
+
+    fn table() -> Vec<Parameter> {
+        let mut table = Table::default();
+        table.affine("a", [3, 2]);
+        table.tensor("b", [4]);
+        table.0
+    }
+
+    /// Writes tensors of these names and shapes, whose numbers follow from their names.
+    fn write(path: &Utf8Path, tensors: &[(&str, &[usize])]) {
+        let bytes = |(name, shape): &(&str, &[usize])| -> Vec<u8> {
+            let first = f32::from(name.as_bytes()[name.len() - 1]);
+            (0..shape.iter().product::<usize>()).flat_map(|i| (first + i as f32).to_le_bytes()).collect()
+        };
+        let data: Vec<_> = tensors.iter().map(bytes).collect();
+        let views = tensors.iter().zip(&data).map(|((name, shape), data)| {
+            (*name, TensorView::new(safetensors::Dtype::F32, shape.to_vec(), data).unwrap())
+        });
+        std::fs::write(path, safetensors::serialize(views, None).unwrap()).unwrap();
+    }
+
+    fn open(folder: &Utf8Path, config: &Value) -> Result<ModelFiles, Failure> {
+        let alias = |name: &str| (name == "b").then(|| "other.b".to_owned());
+        ModelFiles::open(folder, config, &table(), alias, &["unused."])
+    }
+
+    fn temporary() -> (tempfile::TempDir, Utf8PathBuf) {
+        let keep = tempfile::tempdir().unwrap();
+        let folder = Utf8PathBuf::try_from(keep.path().to_owned()).unwrap();
+        (keep, folder)
+    }
+
+    const A: [(&str, &[usize]); 2] = [("a.weight", &[3, 2]), ("a.bias", &[3])];
+
+    fn identity(files: &ModelFiles) -> String {
+        let mut reader = files.reader();
+        for Parameter { name, .. } in table() {
+            reader.hash(&name).unwrap();
+        }
+        reader.identity()
+    }
+
+    #[test]
+    fn shards_have_the_identity_and_the_rows_of_one_file() {
+        let ((_one, whole), (_two, shards)) = (temporary(), temporary());
+        write(&whole.join("model.safetensors"), &[A[0], A[1], ("b", &[4]), ("unused.x", &[1])]);
+        write(&shards.join("model-1.safetensors"), &[A[1], ("b", &[4])]);
+        write(&shards.join("model-2.safetensors"), &[A[0]]);
+        let map = json!({"weight_map": {
+            "a.weight": "model-2.safetensors", "a.bias": "model-1.safetensors", "b": "model-1.safetensors",
+        }});
+        std::fs::write(shards.join("model.safetensors.index.json"), map.to_string()).unwrap();
+        let config = json!({"layers": 2, "_name_or_path": "x", "dtype": "float32"});
+        let (whole, shards) = (open(&whole, &config).unwrap(), open(&shards, &json!({"layers": 2})).unwrap());
+        assert_eq!(identity(&whole), identity(&shards));
+        let mut reader = shards.reader();
+        let read = reader.read("a.weight").unwrap().0.to_owned();
+        assert_eq!(shards.rows("a.weight").read(&[2, 0, 2]).unwrap(), [&read[16..], &read[..8], &read[16..]].concat());
+    }
+
+    #[test]
+    fn another_configuration_is_another_identity() {
+        let (_keep, folder) = temporary();
+        write(&folder.join("model.safetensors"), &[A[0], A[1], ("b", &[4])]);
+        let [two, three] = [2, 3].map(|layers| open(&folder, &json!({"layers": layers})).unwrap());
+        assert_ne!(identity(&two), identity(&three));
+    }
+
+    #[test]
+    fn a_tensor_may_have_its_other_name_or_both() {
+        let (_keep, folder) = temporary();
+        for others in [&[("other.b", &[4_usize][..])][..], &[("other.b", &[4]), ("b", &[4])]] {
+            write(&folder.join("model.safetensors"), &[&A[..], others].concat());
+            assert!(open(&folder, &Value::Null).is_ok(), "{others:?}");
+        }
+    }
+
+    #[test]
+    fn files_of_another_model_are_refused() {
+        let (_keep, folder) = temporary();
+        let code = |tensors: &[(&str, &[usize])]| {
+            write(&folder.join("model.safetensors"), tensors);
+            open(&folder, &Value::Null).unwrap_err().code
+        };
+        assert_eq!(code(&A), ErrorCode::TensorMismatch, "b is missing");
+        assert_eq!(code(&[A[0], A[1], ("b", &[5])]), ErrorCode::TensorMismatch, "b has another shape");
+        assert_eq!(code(&[A[0], A[1], ("b", &[4]), ("c", &[1])]), ErrorCode::TensorMismatch, "c is unknown");
+        let (_empty, empty) = temporary();
+        assert_eq!(open(&empty, &Value::Null).unwrap_err().code, ErrorCode::NotFound);
+        let outside = json!({"weight_map": {"b": "../model.safetensors"}});
+        std::fs::write(empty.join("model.safetensors.index.json"), outside.to_string()).unwrap();
+        assert_eq!(open(&empty, &Value::Null).unwrap_err().code, ErrorCode::Malformed);
+    }
+}
