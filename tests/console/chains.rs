@@ -1,5 +1,5 @@
 //! Stages that are commands: each starts from the newest complete checkpoint of the stage before. Lambda's seven stages of Open-Sora
-//! run with a `torchrun` that prints and saves as Lambda's `scripts/train.py` does. Also the commands of `docs/commands.md`.
+//! run with a `torchrun` that prints and saves as Lambda's `scripts/train.py` does. Also the commands of `docs/other-trainers.md`.
 
 use crate::pty::ENTER;
 use crate::test_site::{Finish, TestSite, VIDTUI};
@@ -184,7 +184,7 @@ fn fresh_data_and_weights_of_a_command_make_new_runs() {
     assert_eq!(site.error(&init(cut_off.as_str())).1, "checkpoint-incomplete");
 }
 
-const COMMANDS: &str = include_str!("../../docs/commands.md");
+const COMMANDS: &str = include_str!("../../docs/other-trainers.md");
 
 /// In place of a user's own `train.py` and accelerate: the checkpoints and log lines of accelerate's scripts.
 const ACCELERATE: &str = r#"#!/usr/bin/env bash

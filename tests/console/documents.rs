@@ -15,6 +15,8 @@ const YOUR_VIDEOS: &str = include_str!("../../docs/your-videos.md");
 const LORA: &str = include_str!("../../docs/lora.md");
 const MEMORY: &str = include_str!("../../docs/memory.md");
 const README: &str = include_str!("../../README.md");
+const TOUR: &str = include_str!("../../docs/tour.md");
+const NODES: &str = include_str!("../../docs/nodes.md");
 
 /// The flags that are appended to commands with these beginnings: the sizes of the small model, and `--wait` if the
 /// next command needs the result.
@@ -314,11 +316,14 @@ fn each_command_of_the_document_about_memory_succeeds_without_a_trainer() {
 }
 
 #[test]
-fn every_command_of_the_readme_has_arguments_that_exist() {
+fn every_command_of_the_readme_and_the_tour_has_arguments_that_exist() {
     let site = TestSite::new();
-    let lines = blocks(README, "sh").into_iter().flat_map(str::lines);
+    let lines = [README, TOUR, NODES].into_iter().flat_map(|page| blocks(page, "sh")).flat_map(str::lines);
     let commands: Vec<&str> = lines
-        .filter_map(|line| line.strip_prefix("target/release/vidtui ").or_else(|| line.strip_prefix("$vidtui ")))
+        .filter_map(|line| {
+            let names = ["target/release/vidtui ", "$vidtui ", "vidtui "];
+            names.into_iter().find_map(|name| line.strip_prefix(name))
+        })
         .map(|line| line.split(" #").next().unwrap().trim())
         .collect();
     assert!(commands.len() > 10, "{commands:?}");
