@@ -98,6 +98,9 @@ pub fn execute(
     for warning in &plan.warnings {
         note!("warning: {warning}");
     }
+    if let Some((_, weights)) = plan.summary.iter().find(|(name, _)| name == "weights" && !then.output.json) {
+        note!("weights: {weights}");
+    }
     let dir = workspace.launch(plan, &|step| note!("{step}"))?;
     report(plan, then.output.json, more)?;
     if then.wait { waiting::until_finished(workspace, &dir) } else { Ok(()) }
