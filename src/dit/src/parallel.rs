@@ -104,15 +104,32 @@ impl<'a> TokenCollectives<'a> {
         order: impl Fn(&Tensor) -> Tensor,
         f: impl Fn(&Tensor) -> Tensor,
     ) -> Result<Tensor, TorchError> {
-        let (ranks, len) = (self.tp.size(), x.size()[1]);
+        self.reduce_of([x], order, |[x]| f(x))
+    }
+
+    /// Reduces as [`TokenCollectives::reduce`] does, a function of several tensors with the same tokens. The first one has the width of the
+    /// sum, split over the ranks.
+    ///
+    /// # Errors
+    /// A collective failed.
+    pub fn reduce_of<const N: usize>(
+        &self,
+        x: [&Tensor; N],
+        order: impl Fn(&Tensor) -> Tensor,
+        f: impl Fn([&Tensor; N]) -> Tensor,
+    ) -> Result<Tensor, TorchError> {
+        let (ranks, len) = (self.tp.size(), x[0].size()[1]);
         // The width of `x` is split over the ranks, that of the sum is not: a rank's part of the sum is as large as `x`.
-        let count = if len % ranks == 0 { self.count(x, len / ranks) } else { 1 };
+        let count = if len % ranks == 0 { self.count(x[0], len / ranks) } else { 1 };
         if count == 1 {
             return self.tp.start_reduce_tokens(&order(&f(x)))?();
         }
         // The piece of every rank's part.
-        let pieces = divided(&order(x).unflatten(1, [ranks, -1]), count, 2);
-        self.reduced(pieces.into_iter().map(|piece| Ok(f(&piece.flatten(1, 2)))))
+        let pieces = x.map(|x| divided(&order(x).unflatten(1, [ranks, -1]), count, 2));
+        self.reduced((0..pieces[0].len()).map(|i| {
+            let piece = pieces.each_ref().map(|pieces| pieces[i].flatten(1, 2));
+            Ok(f(piece.each_ref()))
+        }))
     }
 
     /// Gathers the ranks' parts of `len` tokens, applies `f`, whose rows depend on one token each, and returns this rank's part of the sum

@@ -92,16 +92,21 @@ impl UnitParams {
 
     /// Returns the linear layer or norm whose weight is in a slot, and whose bias follows.
     pub fn affine(&self, weight_slot: usize) -> Affine<'_> {
-        let adapter = self.adapters.slots.get(&weight_slot).map(|&[a, b]| Adapter {
+        self.layer(LayerSlot { weight: weight_slot, has_bias: true })
+    }
+
+    /// Returns a linear layer with or without a bias.
+    pub fn layer(&self, slot: LayerSlot) -> Affine<'_> {
+        let adapter = self.adapters.slots.get(&slot.weight).map(|&[a, b]| Adapter {
             a: &self.tensors[a],
             b: &self.tensors[b],
             scale: self.adapters.scale,
             dropout: self.dropout.as_ref(),
         });
         Affine {
-            slot: weight_slot,
-            weight: &self.tensors[weight_slot],
-            bias: &self.tensors[weight_slot + 1],
+            slot: slot.weight,
+            weight: &self.tensors[slot.weight],
+            bias: slot.has_bias.then(|| &self.tensors[slot.weight + 1]),
             adapter,
             has_value: true,
         }
@@ -142,19 +147,26 @@ struct Adapter<'a> {
     dropout: Option<&'a Dropout>,
 }
 
-/// A weight and its bias, adjacent in the unit's table.
+/// A weight and its bias, adjacent in the unit's table, or a weight alone.
 #[derive(Debug, Clone, Copy)]
 pub struct Affine<'a> {
     slot: usize,
     /// The weight.
     pub weight: &'a Tensor,
-    /// The bias.
-    pub bias: &'a Tensor,
+    bias: Option<&'a Tensor>,
     adapter: Option<Adapter<'a>>,
     has_value: bool,
 }
 
-impl Affine<'_> {
+impl<'a> Affine<'a> {
+    /// Returns the bias of a norm, or of a linear layer that has one.
+    ///
+    /// # Panics
+    /// The layer has none.
+    pub fn bias(&self) -> &'a Tensor {
+        self.bias.expect("the caller knows which layers have a bias")
+    }
+
     /// Omits the value of the linear layer's output, but not its gradients ([`linear_gradients`]).
     pub(crate) fn without_value(self) -> Self {
         Affine { has_value: false, ..self }
@@ -162,7 +174,7 @@ impl Affine<'_> {
 
     /// Applies the linear layer with its adapter.
     pub fn linear(&self, x: &Tensor) -> Tensor {
-        self.adapted(x, self.product(x, Some(self.bias)), 1)
+        self.adapted(x, self.product(x, self.bias), 1)
     }
 
     fn product(&self, x: &Tensor, bias: Option<&Tensor>) -> Tensor {
@@ -191,16 +203,16 @@ impl Affine<'_> {
 
     /// Adds the bias to the sum of [`Affine::row_product`] over the ranks.
     pub fn plus_bias(&self, sum: Tensor, tp: &dyn TensorParallel) -> Tensor {
-        match tp.size() {
-            1 => sum,
-            _ => sum + self.bias,
+        match (tp.size(), self.bias) {
+            (1, _) | (_, None) => sum,
+            (_, Some(bias)) => sum + bias,
         }
     }
 
     /// Applies the LayerNorm over the last dimension.
     pub fn layer_norm(&self, x: &Tensor, eps: f64) -> Tensor {
         let width = *self.weight.size().last().expect("a norm's weight has one dimension");
-        x.layer_norm([width], Some(self.weight), Some(self.bias), eps, true)
+        x.layer_norm([width], Some(self.weight), self.bias, eps, true)
     }
 }
 
@@ -224,10 +236,25 @@ impl Slots {
 
     /// Returns the slot of `name.weight`; the slot of its bias follows.
     pub fn affine(&self, name: &str) -> usize {
-        let slot = self.find(&format!("{name}.weight")).expect("the parameter table names every layer used here");
-        assert_eq!(self.names[slot + 1], format!("{name}.bias"), "the bias follows its weight in the parameter table");
-        slot
+        let slot = self.layer(name);
+        assert!(slot.has_bias, "the bias of {name} follows its weight in the parameter table");
+        slot.weight
     }
+
+    /// Returns the slot of a linear layer, which may have no bias.
+    pub fn layer(&self, name: &str) -> LayerSlot {
+        let weight = self.find(&format!("{name}.weight")).expect("the parameter table names every layer used here");
+        LayerSlot { weight, has_bias: self.names.get(weight + 1) == Some(&format!("{name}.bias")) }
+    }
+}
+
+/// The slot of a linear layer's weight, and whether the slot of its bias follows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LayerSlot {
+    /// The slot of the weight.
+    pub weight: usize,
+    /// Whether the layer has a bias.
+    pub has_bias: bool,
 }
 
 /// Returns the specs of one unit of CogVideoX, in table order.

@@ -152,7 +152,7 @@ impl Block {
         let split = |x: Tensor| grid.segments.as_ref().map_or_else(|| x.shallow_clone(), |s| s.split(&x));
         let normed_heads = |x: Tensor, norm| {
             let (rotary, norm) = (grid.rotary.as_ref(), p.affine(norm));
-            let norm = (norm.weight, norm.bias);
+            let norm = (norm.weight, norm.bias());
             match &grid.segments {
                 None => fused::head_norm(&x, norm, rotary, self.qk_eps, self.fused),
                 Some(segments) => {
@@ -178,7 +178,7 @@ impl Block {
     fn modulated_norm(&self, norm: Affine<'_>, x_bld: &Tensor, modulation: &Tensor, text_tokens: i64) -> Tensor {
         let m = modulation.unsqueeze(1).chunk(6, -1);
         let [text, video] = [3, 0].map(|i| Modulation { shift: &m[i], scale: &m[i + 1] });
-        fused::modulated_norm(x_bld, (norm.weight, norm.bias), [text, video], text_tokens, self.eps, self.fused)
+        fused::modulated_norm(x_bld, (norm.weight, norm.bias()), [text, video], text_tokens, self.eps, self.fused)
     }
 
     /// Adds `update`, multiplied by the gate of each stream, to the residual.

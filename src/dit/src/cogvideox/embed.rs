@@ -57,7 +57,7 @@ impl Embedder {
             .view([batch, frames, self.patch_t, latent[2], rows, self.patch, columns, self.patch].as_slice())
             .permute([0, 1, 4, 6, 3, 2, 5, 7].as_slice())
             .reshape([batch, frames * rows * columns, latent[2] * self.patch_t * self.patch * self.patch]);
-        let video_tokens = linear(&patches, &video.weight.view([self.dim, -1]), Some(video.bias));
+        let video_tokens = linear(&patches, &video.weight.view([self.dim, -1]), Some(video.bias()));
         let mut x_bld = Tensor::cat(&[root.affine(self.text).linear(&inputs.text), video_tokens], 1);
         let learned = self.learned.filter(|_| grid.has_learned).map(|slot| root.tensor(slot));
         if let Some(positions) = learned.or(grid.added.as_ref()) {

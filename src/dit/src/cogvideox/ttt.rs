@@ -156,7 +156,7 @@ impl Ttt {
         let (lr, own_heads) = (p.affine(self.lr), p.affine(self.inner_norm).weight.size()[0]);
         let project = |all: &Tensor| {
             let [q, k, v] = [self.q, self.k, self.v].map(|slot| p.affine(slot).linear(all));
-            [q, k, v, all.linear(&lr.weight.squeeze_dim(1), Some(&lr.bias.squeeze_dim(1)))]
+            [q, k, v, all.linear(&lr.weight.squeeze_dim(1), Some(&lr.bias().squeeze_dim(1)))]
         };
         let [q, k, v, wanted] = p.collectives(tp).gather(part, len, order, project)?;
         let heads = |x: Tensor| x.view([batch, len, own_heads, self.head_dim]);
@@ -170,7 +170,7 @@ impl Ttt {
         let norm = p.affine(self.inner_norm);
         let lack = v - &k;
         let centred = &lack - lack.mean_dim(-1i64, true, None::<Kind>);
-        let target = centred / (lack.std_dim(-1i64, true, true) + 1e-8) * norm.weight + norm.bias;
+        let target = centred / (lack.std_dim(-1i64, true, true) + 1e-8) * norm.weight + norm.bias();
 
         let tokens = (self.head_dim * self.settings.mini_batch) as f64;
         let eta = wanted.sigmoid() * (self.base_lr / tokens);
@@ -187,9 +187,9 @@ impl Ttt {
                 k: &sequences(&k),
                 target: &sequences(&target),
                 eta: &eta,
-                norm: (norm.weight, norm.bias),
-                first: (first.weight, first.bias),
-                second: second.map(|a| (a.weight, a.bias)),
+                norm: (norm.weight, norm.bias()),
+                first: (first.weight, first.bias()),
+                second: second.map(|a| (a.weight, a.bias())),
             },
         );
         let merged = out.view([batch, own_heads, len, self.head_dim]).transpose(1, 2).reshape([batch, len, -1]);
@@ -215,7 +215,7 @@ impl Ttt {
         let (means, vars) = (pairs.select(-1, 0), pairs.select(-1, 1));
         let mean = mean_of(&means);
         let var = mean_of(&(vars + (means - &mean).square()));
-        let normed = (x - mean) * (var + EPS).rsqrt() * norm.weight + norm.bias;
+        let normed = (x - mean) * (var + EPS).rsqrt() * norm.weight + norm.bias();
         Ok(normed.to_kind(x_bld.kind()))
     }
 
