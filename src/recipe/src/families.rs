@@ -2,10 +2,12 @@
 //! crate `dit`.
 
 pub(crate) mod cogvideox;
+mod file_tensor;
+pub mod mmdit;
 pub mod stdit3;
 pub mod wan;
 
-use std::ops::Range;
+pub use file_tensor::{FileTensor, RowOrder};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -99,21 +101,5 @@ impl Serialize for Family {
 impl<'de> Deserialize<'de> for Family {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         CogVideoXKeys::deserialize(deserializer).map(Family::CogVideoX)
-    }
-}
-
-/// The place of a tensor in a published file.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct FileTensor {
-    /// The name of the tensor in the file.
-    pub name: String,
-    /// The rows of a tensor that holds several of ours; `None`: all of them.
-    pub rows: Option<Range<usize>>,
-}
-
-impl FileTensor {
-    /// Returns the place of a tensor that is a whole tensor of the file.
-    pub fn whole(name: String) -> Self {
-        FileTensor { name, rows: None }
     }
 }

@@ -65,7 +65,8 @@ pub fn place(layout: Layout, model: &Stdit3, name: &str) -> Option<FileTensor> {
         (Layout::PixArtSigma, _) => return None,
     };
     let rows = part.map(|part| part * model.dim()..(part + 1) * model.dim());
-    Some(FileTensor { name: format!("{blocks}.{}.{theirs}{}", number / 2, &rest[ours.len()..]), rows })
+    let name = format!("{blocks}.{}.{theirs}{}", number / 2, &rest[ours.len()..]);
+    Some(FileTensor { rows, ..FileTensor::whole(name) })
 }
 
 /// Returns the rest of a tensor's name after the name of its layer.
@@ -83,7 +84,7 @@ mod tests {
     fn taken(layout: Layout, model: &Stdit3) -> BTreeMap<String, Vec<Option<std::ops::Range<usize>>>> {
         let mut taken = BTreeMap::<_, Vec<_>>::new();
         for spec in param_specs(model) {
-            if let Some(FileTensor { name, rows }) = place(layout, model, &spec.name) {
+            if let Some(FileTensor { name, rows, .. }) = place(layout, model, &spec.name) {
                 assert!(rows.as_ref().is_none_or(|rows| rows.len() == spec.shape[0]), "{}", spec.name);
                 taken.entry(name).or_default().push(rows);
             }

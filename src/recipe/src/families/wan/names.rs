@@ -69,7 +69,7 @@ const BLOCK: &[[&str; 3]] = &[
 /// Returns the place of one of our tensors in a file of a layout; `None` if `name` is not a tensor of Wan. No layout joins tensors.
 pub fn file_tensor(layout: Layout, name: &str) -> Option<FileTensor> {
     let theirs = their_name(layout, name)?;
-    Some(FileTensor { name: format!("{}{theirs}", layout.prefix()), rows: None })
+    Some(FileTensor::whole(format!("{}{theirs}", layout.prefix())))
 }
 
 /// Returns the name of a tensor or layer in a layout, without the prefix.
