@@ -5,8 +5,8 @@
 //! [`Family::block`]:
 //!
 //! * CogVideoX has one stream (text, then video) and shares the time embedding.
-//! * MMDiT (Open-Sora v2, HunyuanVideo) has the streams of image and text in its first blocks and one joined stream in the
-//!   others; the first block of the second kind joins them. The blocks share the time embedding; the grid holds the rotary factors.
+//! * MMDiT (Open-Sora 2, Flux) has the streams of video and text in its first blocks and one joined stream in the others; the first block
+//!   of the second kind joins them, and the last one splits them again. The blocks share the time embedding; the grid holds the rotary factors.
 //! * STDiT3 (Open-Sora 1.2) and Wan have one stream and share the time embedding and the text, which every block attends to.
 //!
 //! [`crate::network::Network`] chains the gradients of streams and sums those of shared tensors over the blocks.
@@ -43,7 +43,7 @@ pub trait Family {
     fn embed(&self, grid: &Self::Grid, root: &UnitParams, inputs: &Inputs) -> Tokens;
 
     /// Applies a block and returns the streams after it. With TP the streams are a rank's part of the tokens
-    /// ([`crate::parallel::own_tokens`]).
+    /// ([`crate::parallel::own_tokens`]). The streams after the last block have the lengths of those that [`Family::embed`] returns.
     ///
     /// # Errors
     /// A collective of `tp` failed.

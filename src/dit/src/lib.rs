@@ -6,7 +6,7 @@
 //! through the trait [`network::Units`]. One process with whole tensors, FSDP and HSDP are different callers of the same code.
 //! With tensor parallelism the callers pass parts of tensors, and [`parallel::TensorParallel`] combines the results.
 //!
-//! The families are [`cogvideox`], [`stdit3`] and [`wan`]. An [`objective::Objective`] noises latents and computes the loss, for any family.
+//! The families are [`cogvideox`], [`mmdit`], [`stdit3`] and [`wan`]. An [`objective::Objective`] noises latents and computes the loss, for any family.
 //!
 //! Shapes are written as suffixes: B batch, T latent frames, C channels, L tokens (text first, then video by frame, row,
 //! column), S tokens of one segment, D model width, H heads, F head width, E width of the time embedding.
@@ -19,6 +19,7 @@ pub mod dropout;
 pub mod family;
 pub mod masks;
 pub mod mixers;
+pub mod mmdit;
 pub mod network;
 pub mod objective;
 pub mod parallel;

@@ -102,7 +102,7 @@ impl Embedder {
             .permute([0, 1, 4, 6, 3, 2, 5, 7].as_slice())
             .reshape([batch, grid.len(), channels * depth * height * width]);
         let layer = root.affine(self.latent);
-        linear(&patches, &layer.weight.view([self.dim, -1]), Some(layer.bias))
+        linear(&patches, &layer.weight.view([self.dim, -1]), Some(layer.bias()))
     }
 
     /// Embeds a number of each sample, `[B]`, with two layers: `[B, D]`.

@@ -69,11 +69,11 @@ impl Embedder {
     pub fn forward(&self, grid: &Grid, root: &UnitParams, inputs: &Inputs) -> Tokens {
         let patches = self.patches(grid, &self.joined(inputs));
         let patch = root.affine(self.patch);
-        let tokens = linear(&patches, &patch.weight.view([self.dim, -1]), Some(patch.bias));
+        let tokens = linear(&patches, &patch.weight.view([self.dim, -1]), Some(patch.bias()));
 
         let in_fp32 = |slot: usize, x: &Tensor| {
             let layer = root.affine(slot);
-            linear(x, &layer.weight.to_kind(Kind::Float), Some(&layer.bias.to_kind(Kind::Float)))
+            linear(x, &layer.weight.to_kind(Kind::Float), Some(&layer.bias().to_kind(Kind::Float)))
         };
         let timestep = timesteps(grid, inputs);
         let waves = sinusoid(&timestep.reshape([-1]), self.freq_dim).view([timestep.size()[0], -1, self.freq_dim]);

@@ -4,6 +4,8 @@
 
 #[path = "../../../../tests/oracle/device.rs"]
 pub mod device;
+
+pub mod mmdit;
 #[path = "../../../../tests/oracle/mod.rs"]
 pub mod oracle;
 pub mod pair;
