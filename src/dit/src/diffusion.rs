@@ -276,7 +276,14 @@ impl Target {
         };
         let mean = |error: &Tensor| error.square().flatten(1, -1).mean_dim(1, false, Kind::Float);
         let frames = error.size()[1];
-        let mut loss = mean(&error);
+        let mut loss = match &self.frames {
+            Some(weights) => (error.square().flatten(2, -1).mean_dim(2, false, Kind::Float) * weights).mean_dim(
+                1,
+                false,
+                Kind::Float,
+            ),
+            None => mean(&error),
+        };
         // Two latent frames are an image and the video after it, so their difference is not motion. VideoX-Fun excludes
         // it too.
         if self.motion > 0.0 && frames > 2 {

@@ -9,10 +9,13 @@
 //! High-Resolution Image Synthesis".
 
 pub mod block;
+pub mod conditions;
 pub mod embed;
+pub mod flow;
 pub mod head;
 pub mod patches;
 pub mod positions;
+pub mod sampler;
 
 use crate::family::{Family, Inputs, Tokens};
 use crate::mixers::Mixers;

@@ -95,7 +95,7 @@ fn on_ranks<G: Send, T: Send>(given: Vec<G>, pieces: i64, run: impl Fn(&Rank, G)
             let (exchange, run) = (exchange.clone(), &run);
             let rank = Rank { rank: rank as i64, size: size as i64, pieces, exchange };
             scope.spawn(move || {
-                // Several pools of threads would wait for the same cores.
+                // Threads of libtorch would wait for the cores of other ranks.
                 tch::set_num_threads(1);
                 run(&rank, given)
             })
@@ -193,6 +193,7 @@ fn assert_close(got: &Tensor, want: &Tensor, of: &str) {
 
 #[test]
 fn blocks_of_both_kinds_have_the_outputs_and_gradients_of_one_rank_on_several() {
+    tch::set_num_threads(1);
     for (size, pieces, text, shape) in
         [(2, 1, 6, SHAPES[0]), (2, 2, 6, SHAPES[0]), (2, 1, 5, SHAPES[1]), (4, 1, 5, SHAPES[1]), (4, 2, 8, SHAPES[0])]
     {
