@@ -10,9 +10,10 @@ use camino::{Utf8Path, Utf8PathBuf};
 pub const VARIABLE: &str = "VIDTUI_ORACLE";
 
 /// The subfolders of such a folder. It has at least one of them.
-const KINDS: [&str; 15] = [
+const KINDS: [&str; 16] = [
     "cogvideox",
     "cogvideox15",
+    "flux",
     "i2v",
     "i2v_training",
     "lora",

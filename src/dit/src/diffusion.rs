@@ -277,11 +277,10 @@ impl Target {
         let mean = |error: &Tensor| error.square().flatten(1, -1).mean_dim(1, false, Kind::Float);
         let frames = error.size()[1];
         let mut loss = match &self.frames {
-            Some(weights) => (error.square().flatten(2, -1).mean_dim(2, false, Kind::Float) * weights).mean_dim(
-                1,
-                false,
-                Kind::Float,
-            ),
+            Some(weights) => {
+                let of_frames = error.square().flatten(2, -1).mean_dim(2, false, Kind::Float);
+                (of_frames * weights).mean_dim(1, false, Kind::Float)
+            }
             None => mean(&error),
         };
         // Two latent frames are an image and the video after it, so their difference is not motion. VideoX-Fun excludes

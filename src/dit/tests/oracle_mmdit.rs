@@ -1,7 +1,8 @@
-//! Compares MMDiTs with numbers recorded from Open-Sora 2: the network, its gradients, and conversions between the layouts of files.
+//! Compares MMDiTs with numbers recorded from Open-Sora 2 and from Flux of diffusers: the network, its gradients, and conversions between the
+//! layouts of files.
 //!
-//! Reads `opensora/mmdit_*.safetensors` and `opensora/checkpoints` in `tests/fixtures/oracle`, or in the folder in `VIDTUI_ORACLE`; sizes come
-//! from the files.
+//! Reads `opensora/mmdit_*.safetensors`, `opensora/checkpoints` and `flux` in `tests/fixtures/oracle`, or in the folder in `VIDTUI_ORACLE`;
+//! sizes come from the files.
 
 mod support;
 
@@ -43,36 +44,46 @@ fn inputs(case: &Tensors, sizes: &Sizes) -> Inputs {
     }
 }
 
+/// Runs a recorded network forward and backward and compares all recorded tensors. `layout` is that of the recorded parameters; `None`: the
+/// layout that the configuration selects.
+fn follow(path: &Utf8Path, layout: Option<FileLayout>) {
+    let case = load(path);
+    let (sizes, own) = sizes_of(path, case["in.txt"].size()[1]);
+    let (params, layout, patch) = (below(&case, "param."), layout.unwrap_or(own), sizes.patch_size as i64);
+    for (keep, group) in [
+        (ActivationCheckpointing::Selective(Kept::ATTENTION), 1),
+        (ActivationCheckpointing::Full, 1),
+        (ActivationCheckpointing::Full, 3),
+        (ActivationCheckpointing::Full, sizes.num_blocks()),
+    ] {
+        let of = format!("{path} {keep:?} {group}");
+        let network = Network::of(Mmdit::new(&sizes), keep).on(device()).grouped(group);
+        let mut units = Parameters::read(&sizes, layout, &params);
+        let mut inputs = inputs(&case, &sizes);
+        inputs.latent = inputs.latent.set_requires_grad(true);
+        let loss = |out: &Tensor| (packed(out, patch) * there(&case["in.grad_output"])).sum(Kind::Float);
+        let pass = network.forward_backward(&mut units, &inputs.map(there), loss).expect("one rank has no peers");
+        let error = relative(&packed(&pass.output, patch), &case["out.output"], 0.0);
+        assert!(error < 1e-5, "{of}: the output differs by {error:e}");
+        let grad = packed(&pass.grad_latent.expect("the latent requires a gradient"), patch);
+        let error = relative(&grad, &case["out.grad_in.img"], 0.0);
+        assert!(error < 1e-4, "{of}: the gradient of the latent differs by {error:e}");
+        let count = assert_same_grads(&of, &units.grads_in_file(&sizes, layout, &params), &below(&case, "out.grad."));
+        println!("{of}: {count} gradients");
+        assert_eq!(network.forward(&mut units, &inputs.map(there)).expect("one rank has no peers"), pass.output);
+    }
+}
+
 #[test]
 fn oracle_mmdit_forward_and_every_gradient_are_those_of_open_sora() {
-    for path in files("mmdit_") {
-        let case = load(&path);
-        let (sizes, layout) = sizes_of(&path, case["in.txt"].size()[1]);
-        let (params, patch) = (below(&case, "param."), sizes.patch_size as i64);
-        for (keep, group) in [
-            (ActivationCheckpointing::Selective(Kept::ATTENTION), 1),
-            (ActivationCheckpointing::Full, 1),
-            (ActivationCheckpointing::Full, 3),
-            (ActivationCheckpointing::Full, sizes.num_blocks()),
-        ] {
-            let of = format!("{path} {keep:?} {group}");
-            let network = Network::of(Mmdit::new(&sizes), keep).on(device()).grouped(group);
-            let mut units = Parameters::read(&sizes, layout, &params);
-            let mut inputs = inputs(&case, &sizes);
-            inputs.latent = inputs.latent.set_requires_grad(true);
-            let loss = |out: &Tensor| (packed(out, patch) * there(&case["in.grad_output"])).sum(Kind::Float);
-            let pass = network.forward_backward(&mut units, &inputs.map(there), loss).expect("one rank has no peers");
-            let error = relative(&packed(&pass.output, patch), &case["out.output"], 0.0);
-            assert!(error < 1e-5, "{of}: the output differs by {error:e}");
-            let grad = packed(&pass.grad_latent.expect("the latent requires a gradient"), patch);
-            let error = relative(&grad, &case["out.grad_in.img"], 0.0);
-            assert!(error < 1e-4, "{of}: the gradient of the latent differs by {error:e}");
-            let count =
-                assert_same_grads(&of, &units.grads_in_file(&sizes, layout, &params), &below(&case, "out.grad."));
-            println!("{of}: {count} gradients");
-            assert_eq!(network.forward(&mut units, &inputs.map(there)).expect("one rank has no peers"), pass.output);
-        }
-    }
+    files("mmdit_").iter().for_each(|path| follow(path, None));
+}
+
+#[test]
+fn oracle_flux_forward_and_every_gradient_are_those_of_diffusers() {
+    let is_file = |path: &Utf8Path| path.extension() == Some("safetensors");
+    let found = oracle::entries("flux", "*.safetensors", is_file);
+    found.iter().for_each(|path| follow(path, Some(FileLayout::Diffusers)));
 }
 
 /// Returns a file of another layout with the same parameters. `like` has the shapes of its tensors.

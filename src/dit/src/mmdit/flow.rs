@@ -31,8 +31,8 @@ pub enum CountedFrames {
     /// All of them, as Open-Sora 2 was trained.
     #[default]
     All,
-    /// All but an image that is given at an end. Longer given videos count, because only their first frame is encoded as it is generated.
-    /// Open-Sora has this loss, but never passes it the mask.
+    /// All but images that are given at the ends. Frames of given videos count. This is the loss of Open-Sora's option `no_i2v_ref_loss`, to
+    /// which Open-Sora never passes the mask.
     WithoutGivenImages,
 }
 
@@ -106,5 +106,45 @@ impl Objective for FlowMatching {
         let latent = signal * clean + level * noise;
         let velocity = noise * (1.0 - SIGMA_MIN) - clean;
         (latent, Target::of_velocity(velocity, self.counted(conditions)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CLIP: Shape = Shape { frames: 9, height: 24, width: 42 };
+
+    fn values(tensor: &Tensor) -> Vec<f64> {
+        Vec::try_from(tensor.flatten(0, -1).to_kind(Kind::Double)).expect("numbers")
+    }
+
+    #[test]
+    fn timesteps_rise_from_0_to_1_with_the_quantiles_and_their_median_is_the_shifted_half() {
+        let objective = FlowMatching::new(&Sizes::open_sora_2(), CountedFrames::All);
+        let shift = objective.shift(CLIP);
+        let got = values(&objective.timesteps(&[0.0, 1e-9, 0.1, 0.5, 0.9, 1.0 - 1e-9], CLIP));
+        assert!(got.is_sorted() && got[0] == 0.0 && got[5] <= 1.0, "{got:?}");
+        assert!((got[3] - shift / (1.0 + shift)).abs() < 1e-6, "{got:?}");
+        // Below 256 tokens in a frame an image has less noise.
+        let small = Shape { frames: 1, height: 8, width: 8 };
+        assert!(objective.shift(small) < 1.0);
+    }
+
+    #[test]
+    fn tokens_of_one_pixel_count_as_tokens() {
+        let of = |sizes: &Sizes, shape| FlowMatching::new(sizes, CountedFrames::All).shift(shape);
+        let half = Shape { height: CLIP.height / 2, width: CLIP.width / 2, ..CLIP };
+        assert_eq!(of(&Sizes::open_sora_2_high_compression(), half), of(&Sizes::open_sora_2(), CLIP));
+    }
+
+    #[test]
+    fn given_images_at_the_ends_do_not_count_unless_a_frame_between_them_is_given() {
+        let mask = |rows: &[f32], frames: i64| Tensor::from_slice(rows).view([-1, frames]);
+        let got = counted(&mask(&[1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0], 4));
+        assert_eq!(values(&got), [0.0, 1.0, 1.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]);
+        // A clip of two given images has no frame to generate, and an image always counts.
+        assert_eq!(values(&counted(&mask(&[1.0, 1.0, 1.0, 0.0], 2))), [0.0, 0.0, 0.0, 1.0]);
+        assert_eq!(values(&counted(&mask(&[1.0], 1))), [1.0]);
     }
 }

@@ -52,8 +52,9 @@ impl Euler {
         for (step, times) in self.timesteps.windows(2).enumerate() {
             let velocity = velocity(&x, step)?;
             let clean = &x - &velocity * times[0];
-            x = x + velocity * (times[1] - times[0]);
-            after(Stepped { step, clean: &clean, latent: &x })?;
+            let next = &x + velocity * (times[1] - times[0]);
+            after(Stepped { step, clean: &clean, latent: &next })?;
+            x = next;
         }
         Ok(x)
     }
@@ -125,4 +126,41 @@ impl Guidance {
 /// Returns whether oscillating scales are 1 at a step.
 fn is_low(step: usize) -> bool {
     step >= STEADY_STEPS && step % 2 == 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::convert::Infallible;
+
+    #[test]
+    fn sampling_with_a_perfect_prediction_returns_the_clean_latent_at_every_step() {
+        let clean = Tensor::from_slice(&[0.5f32, -1.5, 2.0]);
+        let noise = Tensor::from_slice(&[1.0f32, 0.25, -1.0]);
+        let far = |x: &Tensor| (x - &clean).abs().max().double_value(&[]);
+        let velocity = |_: &Tensor, _: usize| Ok::<_, Infallible>(&noise - &clean);
+        let mut steps = 0;
+        let after = |stepped: Stepped<'_>| {
+            assert!(far(stepped.clean) < 1e-5, "step {}", stepped.step);
+            steps += 1;
+            Ok(())
+        };
+        let sampled = Euler::new(7, 3.0).sample(&noise, velocity, after).unwrap();
+        assert!(far(&sampled) < 1e-5);
+        assert_eq!(steps, 7);
+    }
+
+    #[test]
+    fn scales_of_given_images_rise_with_the_frames_and_fall_with_the_steps() {
+        let guidance = Guidance::default();
+        assert_eq!(guidance.given_at(0, 50, 3, Given::Head), [1.0, 2.0, 3.0]);
+        assert_eq!(guidance.given_at(40, 50, 3, Given::Loop), [1.0, 1.2, 1.4]);
+        assert_eq!(guidance.given_at(0, 50, 1, Given::Tail), [1.0]);
+        for (step, given) in [(11, Given::Head), (49, Given::Nothing)] {
+            assert_eq!(guidance.given_at(step, 50, 3, given), [1.0; 3]);
+        }
+        for given in [Given::Nothing, Given::VideoHead] {
+            assert_eq!(guidance.given_at(0, 50, 3, given), [3.0; 3]);
+        }
+    }
 }

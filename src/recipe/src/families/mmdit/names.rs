@@ -181,6 +181,20 @@ mod tests {
     }
 
     #[test]
+    fn only_queries_keys_and_their_norms_have_another_order_in_open_sora_and_only_the_last_modulation_in_diffusers() {
+        let network = Mmdit { two_stream_blocks: 1, one_stream_blocks: 1, condition: false, ..Mmdit::open_sora_2() };
+        let others = |layout| {
+            let has_other = |spec: &ParamSpec| file_tensor(&network, layout, spec).unwrap().order != RowOrder::Same;
+            param_specs(&network).into_iter().filter(has_other).map(|spec| spec.name).collect::<Vec<_>>()
+        };
+        // A weight, a bias and a norm of queries and of keys, for each of three streams.
+        assert_eq!(others(OpenSora).len(), 18);
+        assert!(others(OpenSora).iter().all(|name| [".attn.q", ".attn.k"].iter().any(|part| name.contains(part))));
+        assert_eq!(others(Flux), [""; 0]);
+        assert_eq!(others(Diffusers), ["final.adaln.linear.weight", "final.adaln.linear.bias"]);
+    }
+
+    #[test]
     fn the_layout_of_diffusers_has_no_embedding_of_given_frames() {
         let network = Mmdit::open_sora_2();
         let condition =
