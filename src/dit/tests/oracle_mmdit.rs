@@ -86,6 +86,33 @@ fn oracle_flux_forward_and_every_gradient_are_those_of_diffusers() {
     found.iter().for_each(|path| follow(path, Some(FileLayout::Diffusers)));
 }
 
+#[test]
+fn oracle_a_network_in_bf16_has_nearly_the_recorded_output_and_gradients() {
+    for path in files("mmdit_") {
+        let case = load(&path);
+        let (sizes, layout) = sizes_of(&path, case["in.txt"].size()[1]);
+        let (params, patch) = (below(&case, "param."), sizes.patch_size as i64);
+        let bf16 = |tensor: &Tensor| tensor.to_kind(Kind::BFloat16);
+        let mut units = Parameters::read(&sizes, layout, &params);
+        units.tensors.iter_mut().for_each(|(_, tensor)| *tensor = bf16(tensor));
+        let given = inputs(&case, &sizes);
+        let inputs = Inputs { timestep: given.timestep.shallow_clone(), ..given.map(bf16) };
+        let network = Network::of(Mmdit::new(&sizes), ActivationCheckpointing::Full).on(device());
+        let loss = |out: &Tensor| (packed(out, patch) * there(&case["in.grad_output"])).sum(Kind::Float);
+        let pass = network.forward_backward(&mut units, &inputs.map(there), loss).expect("one rank has no peers");
+        assert_eq!(pass.output.kind(), Kind::BFloat16, "{path}");
+        let error = relative(&packed(&pass.output, patch), &case["out.output"], 0.0);
+        assert!(error < 0.03, "{path}: the output differs by {error:e}");
+        assert!(units.grads.values().all(|grad| grad.kind() == Kind::BFloat16), "{path}");
+        let (got, want) = (units.grads_in_file(&sizes, layout, &params), below(&case, "out.grad."));
+        let norm = |grads: &Tensors| grads.values().map(|grad| grad.square().sum(Kind::Double)).sum::<Tensor>();
+        let difference = want.iter().map(|(name, want)| (name.clone(), &got[name] - want)).collect();
+        let error = (norm(&difference) / norm(&want)).sqrt().double_value(&[]);
+        assert!(error < 0.05, "{path}: all gradients differ by {error:e}");
+        println!("{path}: gradients differ by {error:e}");
+    }
+}
+
 /// Returns a file of another layout with the same parameters. `like` has the shapes of its tensors.
 fn converted(tensors: &Tensors, from: (&Sizes, FileLayout), to: (&Sizes, FileLayout), like: &Tensors) -> Tensors {
     let mut written = Tensors::new();

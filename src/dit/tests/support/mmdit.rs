@@ -68,7 +68,7 @@ pub fn to_file(whole: &Tensor, place: &FileTensor, tensor: &Tensor) {
         None => whole.shallow_clone(),
     };
     let shape: Vec<usize> = tensor.size().iter().map(|&size| size as usize).collect();
-    let _ = tch::no_grad(|| part.shallow_clone().index_copy_(0, &rows(place, &shape), tensor));
+    let _ = tch::no_grad(|| part.shallow_clone().index_copy_(0, &rows(place, &shape), &tensor.to_kind(whole.kind())));
 }
 
 fn rows(place: &FileTensor, shape: &[usize]) -> Tensor {
