@@ -237,9 +237,5 @@ impl Network<CogVideoX> {
 
 /// Returns the slots of a unit's parameters by their names in the unit.
 fn slots(model: &Model, unit: FsdpUnit) -> Slots {
-    let prefix = match unit {
-        FsdpUnit::Root => String::new(),
-        FsdpUnit::Block(i) => format!("blocks.{i}."),
-    };
-    Slots::of(&unit_specs(model, unit), &prefix)
+    Slots::of(&unit_specs(model, unit), unit)
 }

@@ -58,14 +58,7 @@ impl Mmdit {
     /// Finds the parameters of a network by name.
     pub fn new(sizes: &Sizes) -> Self {
         let specs = param_specs(sizes);
-        let slots = |unit| {
-            let own: Vec<ParamSpec> = specs.iter().filter(|spec| spec.unit == unit).cloned().collect();
-            let prefix = match unit {
-                FsdpUnit::Root => String::new(),
-                FsdpUnit::Block(i) => format!("blocks.{i}."),
-            };
-            Slots::of(&own, &prefix)
-        };
+        let slots = |unit| Slots::of(&specs, unit);
         let root = slots(FsdpUnit::Root);
         Mmdit {
             embedder: Embedder::new(sizes, &root),

@@ -223,10 +223,14 @@ pub struct Slots {
 }
 
 impl Slots {
-    /// Takes the table of a unit. Names are looked up without `prefix`.
-    pub fn of(specs: &[ParamSpec], prefix: &str) -> Self {
-        let own = |spec: &ParamSpec| spec.name.strip_prefix(prefix).unwrap_or(&spec.name).to_owned();
-        Slots { names: specs.iter().map(own).collect() }
+    /// Finds the parameters of a unit in the table of its network, or in its own. Names are looked up without `blocks.N.`.
+    pub fn of(specs: &[ParamSpec], unit: FsdpUnit) -> Self {
+        let prefix = match unit {
+            FsdpUnit::Root => String::new(),
+            FsdpUnit::Block(number) => format!("blocks.{number}."),
+        };
+        let own = |spec: &ParamSpec| spec.name.strip_prefix(&prefix).unwrap_or(&spec.name).to_owned();
+        Slots { names: specs.iter().filter(|spec| spec.unit == unit).map(own).collect() }
     }
 
     /// Returns the slot of a tensor.

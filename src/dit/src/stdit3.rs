@@ -60,24 +60,15 @@ pub struct SpaceTime {
 impl SpaceTime {
     /// Finds the parameters of a model by name.
     pub fn new(model: &Stdit3) -> Self {
-        let root = slots(model, FsdpUnit::Root);
+        let specs = param_specs(model);
+        let root = Slots::of(&specs, FsdpUnit::Root);
         SpaceTime {
             embedder: Embedder::new(model, &root),
-            block: Block::new(model, &slots(model, FsdpUnit::Block(0))),
+            block: Block::new(model, &Slots::of(&specs, FsdpUnit::Block(0))),
             head: Head::new(model, &root),
             model: model.clone(),
         }
     }
-}
-
-/// Returns the slots of a unit's parameters by their names in the unit.
-fn slots(model: &Stdit3, unit: FsdpUnit) -> Slots {
-    let prefix = match unit {
-        FsdpUnit::Root => String::new(),
-        FsdpUnit::Block(number) => format!("blocks.{number}."),
-    };
-    let specs: Vec<ParamSpec> = param_specs(model).into_iter().filter(|spec| spec.unit == unit).collect();
-    Slots::of(&specs, &prefix)
 }
 
 /// The constants for one shape of a batch.

@@ -113,9 +113,5 @@ pub fn unit_specs(model: &WanModel, unit: FsdpUnit) -> Vec<ParamSpec> {
 
 /// Returns the slots of a unit's parameters by their names in the unit.
 fn slots(model: &WanModel, unit: FsdpUnit) -> Slots {
-    let prefix = match unit {
-        FsdpUnit::Root => String::new(),
-        FsdpUnit::Block(i) => format!("blocks.{i}."),
-    };
-    Slots::of(&unit_specs(model, unit), &prefix)
+    Slots::of(&unit_specs(model, unit), unit)
 }

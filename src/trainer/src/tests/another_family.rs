@@ -100,7 +100,7 @@ fn specs() -> Vec<ParamSpec> {
 }
 
 fn prefix(block: usize) -> String {
-    format!("{:?}.{block}.", BLOCKS[block])
+    format!("blocks.{block}.")
 }
 
 struct Another {
@@ -110,9 +110,9 @@ struct Another {
 
 impl Another {
     fn new() -> Self {
-        let tables = by_unit(specs());
-        let prefixes = std::iter::once(String::new()).chain((0..BLOCKS.len()).map(prefix));
-        Another { slots: tables.iter().zip(prefixes).map(|(table, prefix)| Slots::of(table, &prefix)).collect() }
+        let specs = specs();
+        let units = std::iter::once(FsdpUnit::Root).chain((0..BLOCKS.len()).map(FsdpUnit::Block));
+        Another { slots: units.map(|unit| Slots::of(&specs, unit)).collect() }
     }
 }
 
