@@ -42,6 +42,26 @@ fn a_command_is_in_tensorboard_wandb_and_prometheus_while_and_after_it_trains() 
 }
 
 #[test]
+fn a_run_that_has_ended_is_exported_to_a_folder_for_tensorboard() {
+    let site = TestSite::new().with("FAKE_STEP_MS", "1");
+    site.succeeds(&["launch", "configs/small/short.toml", "--set", "train.steps=3", "--wait"]);
+    let export = ["export", "latest", "--tensorboard", "--out", "logs/short"];
+    site.succeeds(&export);
+    let folder = site.root.join("logs/short");
+    let steps = || interop::tensorboard::read_folder(&folder).unwrap().points("loss").len();
+    assert_eq!(steps(), 3);
+    let again = site.vidtui(&export);
+    assert_eq!((again.code, error_code(&again.stderr)), (2, "already-exists".into()));
+    site.succeeds(&[&export[..], &["--force"]].concat());
+    assert_eq!((steps(), fs::read_dir(&folder).unwrap().count()), (3, 1));
+    let part = site.vidtui(&["export", "latest", "--tensorboard", "--out", "part", "--from", "2"]);
+    assert_eq!((part.code, error_code(&part.stderr)), (2, "invalid-argument".into()));
+    let imported = &site.json(&["import", "logs/short", "--json"])["runs"][0];
+    let imported = site.vidtui(&["export", imported["run"].as_str().unwrap(), "--tensorboard", "--out", "imported"]);
+    assert_eq!((imported.code, error_code(&imported.stderr)), (1, "run-imported".into()));
+}
+
+#[test]
 fn an_imported_run_is_shown_like_any_other_and_cannot_be_resumed_or_signalled() {
     let site = TestSite::new();
     let imported = &site.json(&["import", &format!("{FIXTURES}/offline-run"), "--json"])["runs"][0];

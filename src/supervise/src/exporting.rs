@@ -16,6 +16,7 @@ use recipe::WandbMode;
 use rundir::{log, now_s};
 
 use self::prometheus::Prometheus;
+pub use self::tensorboard::export as export_tensorboard;
 use self::tensorboard::TensorBoard;
 use self::wandb::Wandb;
 use crate::job::Job;

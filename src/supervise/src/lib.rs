@@ -47,6 +47,7 @@ use self::decide::{Dependence, Event, Peers, Rendezvous, State, Waits, killed};
 use self::event_loop::{Outside, start_ranks};
 use self::events::Events;
 use self::exporting::Exporting;
+pub use self::exporting::export_tensorboard;
 use self::handshake::Secret;
 use self::job::Job;
 pub use self::job::{STORE_VARIABLE, threads};

@@ -225,7 +225,7 @@ pub enum Command {
     Queue(QueueArgs),
     /// Ends the processes of a run within seconds, even if they cannot save; asks for confirmation
     Kill(KillArgs),
-    /// Writes the charts of a run to an SVG or PNG file, or its metrics to a CSV file
+    /// Writes the charts of a run to an SVG or PNG file, or its metrics to a CSV file or for TensorBoard
     Export(ExportArgs),
     /// Writes a page (HTML) about a run that needs no other file: charts, recipe, events, failures, samples
     Report(ReportArgs),

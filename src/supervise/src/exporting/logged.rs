@@ -4,9 +4,9 @@ use std::io;
 
 use cluster::NodeId;
 use interop::Log;
-use rundir::{METRICS, MetricSample, MetricSource, NodePoint, NodeSample, NodeSeries, Tail, find_metric};
-
-use crate::job::Job;
+use rundir::{
+    Attempt, METRICS, MetricSample, MetricSource, NodePoint, NodeSample, NodeSeries, RunDir, Tail, find_metric,
+};
 
 /// Follows the metrics of a run and the samples of its nodes.
 pub struct Logged {
@@ -17,12 +17,12 @@ pub struct Logged {
 }
 
 impl Logged {
-    pub fn new(job: &Job) -> Self {
-        let nodes = job.attempt.placement.by_node().into_iter();
+    pub fn new(run: &RunDir, attempt: &Attempt) -> Self {
+        let nodes = attempt.placement.by_node().into_iter();
         Self {
-            attempt: job.attempt.number,
-            metrics: Tail::new(job.run.metrics()),
-            nodes: nodes.map(|(node, _)| (node.clone(), job.run.tail_gpu_samples(node))).collect(),
+            attempt: attempt.number,
+            metrics: Tail::new(run.metrics()),
+            nodes: nodes.map(|(node, _)| (node.clone(), run.tail_gpu_samples(node))).collect(),
             points: NodeSeries::default(),
         }
     }

@@ -3,12 +3,14 @@
 //! If an attempt repeats steps of an earlier one, it writes an event that makes TensorBoard drop the earlier steps,
 //! also those in earlier files.
 
-use std::io;
+use std::{fs, io};
 
 use camino::Utf8Path;
 use cluster::NodeId;
 use interop::tensorboard::{EventWriter, event_files, read_files};
-use rundir::{Event, EventKind, MetricSample, NodePoint, RunDir, Tail};
+use rundir::{
+    Attempt, Error, ErrorCode, Event, EventKind, Failure, MetricSample, NodePoint, Run, RunDir, Tail, read_events,
+};
 use video::{Cancel, Programs};
 
 use super::Complaint;
@@ -17,6 +19,63 @@ use crate::job::Job;
 
 /// The most pixels per row of a GIF.
 const GIF_WIDTH: u32 = 360;
+
+/// The logged steps after which an export writes to the file.
+const STEPS_PER_WRITE: usize = 1000;
+
+/// Writes the event files of a run that has started into a folder, as `log.tensorboard` does while it trains: one for each attempt.
+/// Returns why samples are missing. Event files that the folder has are removed.
+///
+/// Samples are left out if another user could have named any file as one.
+///
+/// # Errors
+/// [`ErrorCode::RunImported`]; [`ErrorCode::NotFound`] if the run has not started; or a file cannot be read or written.
+pub fn export(run: &RunDir, folder: &Utf8Path) -> Result<Vec<Failure>, Failure> {
+    let what = || format!("cannot export {} to TensorBoard", run.root.file_name().unwrap_or_default());
+    let meta = run.read_run()?;
+    meta.refuse_if_imported(what())?;
+    let recipe = recipe_text(&meta);
+    let metrics = Tail::<MetricSample>::new(run.metrics()).poll_all();
+    let (mut steps, _) = metrics.map_err(|source| Error::io("read", &run.metrics(), source))?;
+    let (mut events, mut missing) = (read_events(run)?, Vec::new());
+    events.retain(|event| matches!(event.kind, EventKind::SampleSaved { .. }));
+    if !events.is_empty()
+        && let Err(untrusted) = run.check_trusted("cannot add the samples")
+    {
+        events.clear();
+        missing.push(untrusted);
+    }
+    // An attempt without a file, or without nodes, has not started.
+    let numbers = run.attempt_numbers()?.into_iter().filter(|number| run.attempt_toml(*number).exists());
+    let mut attempts = numbers.map(|number| run.read_attempt(number)).collect::<Result<Vec<_>, _>>()?;
+    attempts.retain(|attempt| !attempt.placement.ranks.is_empty());
+    if attempts.is_empty() {
+        let fix = "wait until it has started: `vidtui status`";
+        return Err(Failure::new(ErrorCode::NotFound, what(), "the run has not started", fix));
+    }
+    if folder.exists() {
+        let earlier = event_files(folder).map_err(|source| Error::io("list", folder, source))?;
+        earlier.iter().try_for_each(|file| fs::remove_file(file).map_err(|e| Error::io("remove", file, e)))?;
+    }
+    for attempt in &attempts {
+        let own = steps.extract_if(.., |sample| sample.attempt == attempt.number).collect();
+        let first = &attempt.placement.ranks[0].node;
+        let result = OpenFile::create(folder, attempt.started_s, first, &recipe).and_then(|mut file| {
+            file.attempt(run, attempt, own, &recipe)?;
+            for event in events.iter().filter(|event| event.attempt == attempt.number) {
+                missing.extend(file.video(run, event, &Programs::default())?.err());
+            }
+            Ok(())
+        });
+        result.map_err(|source| Error::io("write", folder, source))?;
+    }
+    Ok(missing)
+}
+
+/// Returns the recipe as Markdown.
+fn recipe_text(meta: &Run) -> String {
+    format!("```toml\n{}\n```", meta.recipe)
+}
 
 /// The event files of a run.
 pub struct TensorBoard {
@@ -49,8 +108,8 @@ impl TensorBoard {
         Self {
             attempt: job.attempt.number,
             node: job.node.clone(),
-            recipe: format!("```toml\n{}\n```", job.meta.recipe),
-            logged: Logged::new(job),
+            recipe: recipe_text(&job.meta),
+            logged: Logged::new(&job.run, &job.attempt),
             events: Tail::new(run.events()),
             programs,
             file: None,
@@ -84,16 +143,9 @@ impl TensorBoard {
         self.logged.node_points(is_end)?.iter().for_each(|point| file.node_point(point));
         file.writer.flush()?;
         for event in self.events.poll_all()?.0 {
-            if let (EventKind::SampleSaved { path, .. }, true) = (&event.kind, event.attempt == self.attempt) {
-                let path = if path.is_absolute() { path.clone() } else { self.run.root.join(path) };
-                let converted = self.programs.gif(&path, GIF_WIDTH);
-                if let Ok(gif) = &converted {
-                    let tag = format!("samples/{}", path.file_stem().unwrap_or_default());
-                    let size = (gif.width.into(), gif.height.into());
-                    file.writer.image(event.t, event.step.unwrap_or(0), &tag, size, &gif.bytes);
-                    file.writer.flush()?;
-                }
-                self.unconverted.log("TensorBoard lacks a sample", converted.map(|_| ()));
+            if event.attempt == self.attempt && matches!(event.kind, EventKind::SampleSaved { .. }) {
+                let converted = file.video(&self.run, &event, &self.programs)?;
+                self.unconverted.log("TensorBoard lacks a sample", converted);
             }
         }
         Ok(())
@@ -129,5 +181,35 @@ impl OpenFile {
 
     fn node_point(&mut self, point: &NodePoint) {
         self.writer.scalars(point.t, self.last.map_or(0, |last| last.step), &node_values(point));
+    }
+    /// Adds all steps of an attempt, and the points of its nodes in the order of time, each at the step before it.
+    fn attempt(&mut self, run: &RunDir, attempt: &Attempt, steps: Vec<MetricSample>, recipe: &str) -> io::Result<()> {
+        let mut points = Logged::new(run, attempt).node_points(true)?.into_iter().peekable();
+        for some in steps.chunks(STEPS_PER_WRITE) {
+            for sample in some {
+                while let Some(point) = points.next_if(|point| point.t < sample.t) {
+                    self.node_point(&point);
+                }
+                self.sample(sample, attempt.number, recipe);
+            }
+            self.writer.flush()?;
+        }
+        points.for_each(|point| self.node_point(&point));
+        self.writer.flush()
+    }
+
+    /// Adds the video of a saved sample as a GIF. The inner error is that of the conversion.
+    fn video(&mut self, run: &RunDir, event: &Event, programs: &Programs) -> io::Result<Result<(), Failure>> {
+        let EventKind::SampleSaved { path, .. } = &event.kind else { return Ok(Ok(())) };
+        let path = if path.is_absolute() { path.clone() } else { run.root.join(path) };
+        let gif = match programs.gif(&path, GIF_WIDTH) {
+            Ok(gif) => gif,
+            Err(failure) => return Ok(Err(failure)),
+        };
+        let tag = format!("samples/{}", path.file_stem().unwrap_or_default());
+        let size = (gif.width.into(), gif.height.into());
+        self.writer.image(event.t, event.step.unwrap_or(0), &tag, size, &gif.bytes);
+        self.writer.flush()?;
+        Ok(Ok(()))
     }
 }

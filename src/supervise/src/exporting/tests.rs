@@ -111,6 +111,68 @@ fn samples_are_animated_pictures() {
     assert!(!has(b"samples/lost"));
 }
 
+/// Returns a folder to export to, after it stored the files of the run and of its attempt.
+fn stored(job: &Job) -> Utf8PathBuf {
+    job.run.write_run(&job.meta).unwrap();
+    fs::create_dir_all(job.run.attempt_dir(job.attempt.number)).unwrap();
+    job.run.write_attempt(&job.attempt).unwrap();
+    job.run.root.with_file_name("exported")
+}
+
+/// Returns the contents of the event files in the order of their names.
+fn event_bytes(folder: &Utf8PathBuf) -> Vec<Vec<u8>> {
+    let files = interop::tensorboard::event_files(folder).unwrap();
+    files.iter().map(|file| fs::read(file).unwrap()).collect()
+}
+
+#[test]
+fn an_export_writes_the_event_files_that_the_supervisor_writes_during_the_run() {
+    let (_folder, mut job) = crate::tests::job();
+    append(&job, 3, 1..=6);
+    TensorBoard::new(&job, Cancel::default()).look(job.attempt.started_s, true);
+    stored(&job);
+    (job.attempt.number, job.attempt.started_s) = (4, 4000.0);
+    append(&job, 4, 5..=9);
+    TensorBoard::new(&job, Cancel::default()).look(job.attempt.started_s, true);
+    let folder = stored(&job);
+    assert_eq!(export_tensorboard(&job.run, &folder).unwrap(), []);
+    let exported = event_bytes(&folder);
+    assert!(exported.len() == 2 && exported == event_bytes(&job.run.tensorboard()));
+    assert_eq!(losses(&read_folder(&folder).unwrap())[3..6], [(4, 3.0), (5, 4.0), (6, 4.0)]);
+}
+
+#[test]
+fn an_export_has_the_points_of_nodes_at_the_step_before_them() {
+    let (_folder, job) = crate::tests::job();
+    append(&job, 3, [1, 8, 20, 30]);
+    let mut file = LineAppender::open(&job.run.gpu_samples(&job.node)).unwrap();
+    for t in [2995.0, 3010.0, 3025.0, 3060.0] {
+        let power_w = vec![cluster::Reading::Value(t)];
+        let gpus = rundir::GpuColumns { index: vec![0], power_w, ..Default::default() };
+        file.append(&node_sample(t, gpus)).unwrap();
+    }
+    let folder = stored(&job);
+    export_tensorboard(&job.run, &folder).unwrap();
+    let log = read_folder(&folder).unwrap();
+    let power: Vec<(u64, f64)> = log.points("power_w/mean").iter().map(|point| (point.step, point.value)).collect();
+    assert_eq!(power, [(0, 2995.0), (8, 3010.0), (20, 3025.0), (30, 3060.0)]);
+}
+
+#[test]
+fn an_export_returns_the_samples_that_it_lacks_and_refuses_a_run_that_has_not_started() {
+    let (_folder, job) = crate::tests::job();
+    let kind = EventKind::SampleSaved { path: "samples/step-00000001/lost.mp4".into(), seconds: 1.0 };
+    let mut events = LineAppender::open(&job.run.events()).unwrap();
+    events.append(&Event { step: Some(1), ..Event::new(3002.0, 3, Some(0), kind) }).unwrap();
+    append(&job, 3, 1..=2);
+    job.run.write_run(&job.meta).unwrap();
+    let folder = job.run.root.with_file_name("exported");
+    assert_eq!(export_tensorboard(&job.run, &folder).unwrap_err().code, rundir::ErrorCode::NotFound);
+    stored(&job);
+    assert_eq!(export_tensorboard(&job.run, &folder).unwrap().len(), 1);
+    assert_eq!(read_folder(&folder).unwrap().points("loss").len(), 2);
+}
+
 fn wandb_logs(job: &Job) -> Vec<Log> {
     let files = interop::wandb::offline_files(&job.run.wandb()).unwrap();
     files.iter().map(|file| interop::wandb::read_file(file).unwrap()).collect()

@@ -48,7 +48,7 @@ impl Wandb {
             name: job.meta.name.clone(),
             started_s: job.attempt.started_s,
             config: job.meta.recipe.iter().map(|(key, value)| (key.clone(), json(value))).collect(),
-            logged: Logged::new(job),
+            logged: Logged::new(&job.run, &job.attempt),
             file: None,
             unwritten: Complaint::default(),
         }

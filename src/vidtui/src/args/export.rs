@@ -10,9 +10,12 @@ pub struct ExportArgs {
     /// The run
     #[arg(default_value = LATEST)]
     pub run: String,
-    /// The file to write. The extension selects the format: .svg, .png or .csv
+    /// The file to write. The extension selects the format: .svg, .png or .csv. With `--tensorboard`, a folder
     #[arg(long, value_name = "FILE")]
     pub out: Utf8PathBuf,
+    /// Writes TensorBoard event files of the whole run to the folder `--out`, as `log.tensorboard` does while a run trains
+    #[arg(long)]
+    pub tensorboard: bool,
     /// Draws a chart of the console (repeatable)
     #[arg(long, value_enum)]
     pub chart: Vec<ChartArg>,
@@ -37,7 +40,7 @@ pub struct ExportArgs {
     /// Draws a logarithmic y axis
     #[arg(long)]
     pub log: bool,
-    /// Replaces an existing file
+    /// Replaces an existing file, or the event files in a folder
     #[arg(long)]
     pub force: bool,
 }

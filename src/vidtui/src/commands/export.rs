@@ -1,4 +1,4 @@
-//! `vidtui export`: writes the curves of a run as a picture or a table.
+//! `vidtui export`: writes the curves of a run as a picture, as a table or as TensorBoard's event files.
 
 use crate::args::ExportArgs;
 use crate::chart_export;
@@ -6,11 +6,13 @@ use crate::command_error::CommandError;
 use crate::commands::{named_run, refuse_existing, report_latest};
 use crate::comparison;
 use crate::curves::{self, Column, Group, Measured, View};
-use crate::output;
+use crate::output::{self, note};
 use crate::workspace::{Needs, Workspace};
+use camino::Utf8Path;
 use recipe::Task;
-use rundir::{Chart, ErrorCode, Failure, RunDir};
+use rundir::{Chart, Error, ErrorCode, Failure, RunDir};
 use std::collections::BTreeSet;
+use std::fs;
 use ui::MOST_COMPARED;
 use ui::series::Axis;
 
@@ -23,12 +25,15 @@ pub fn overview(task: Task) -> &'static [Chart] {
     }
 }
 
-/// Writes the curves of a run as a picture or a table.
+/// Writes the curves of a run as a picture, as a table or as TensorBoard's event files.
 pub fn run(workspace: &Workspace, args: &ExportArgs) -> Result<(), CommandError> {
     let to = &args.out;
     let cannot = |why: String, fix: &str| {
         CommandError::request(Failure::new(ErrorCode::InvalidArgument, format!("cannot export to {to}"), why, fix))
     };
+    if args.tensorboard {
+        return tensorboard(workspace, args);
+    }
     let is_table = match to.extension() {
         Some("csv") => true,
         Some("svg" | "png") => false,
@@ -83,6 +88,40 @@ pub fn run(workspace: &Workspace, args: &ExportArgs) -> Result<(), CommandError>
         chart_export::write(&curves::chart(&groups, view, &summary, &measured, &marks), to)?;
     }
     output::line(to.as_str())
+}
+
+/// Writes TensorBoard's event files of a run.
+fn tensorboard(workspace: &Workspace, args: &ExportArgs) -> Result<(), CommandError> {
+    let to = &args.out;
+    let refuse =
+        |code, what: String, why: &str, fix: &str| Err(CommandError::request(Failure::new(code, what, why, fix)));
+    let selects = !args.chart.is_empty() || !args.metric.is_empty() || !args.with.is_empty();
+    let draws = args.x.is_some() || args.smooth.is_some() || args.log;
+    if selects || draws || args.from.is_some() || args.to.is_some() {
+        let why = "--tensorboard writes all metrics of one run, and has no use for the other options";
+        let fix = "leave out --chart, --metric, --with, --x, --from, --to, --smooth and --log";
+        return refuse(ErrorCode::InvalidArgument, format!("cannot export to {to}"), why, fix);
+    }
+    if to.symlink_metadata().is_ok() && !to.is_dir() {
+        let fix = "choose another name for the folder of the event files";
+        return refuse(ErrorCode::AlreadyExists, format!("cannot write {to}"), "it exists, and is not a folder", fix);
+    }
+    let is_empty = |to: &Utf8Path| fs::read_dir(to).map(|mut entries| entries.next().is_none());
+    if to.is_dir() && !args.force && !is_empty(to).map_err(|source| Error::io("list", to, source))? {
+        let fix = "choose another folder, or replace its event files with --force";
+        return refuse(ErrorCode::AlreadyExists, format!("cannot write {to}"), "the folder is not empty", fix);
+    }
+    let dir = workspace.find_that(&args.run, |dir| dir.metrics().exists() && !is_imported(dir))?;
+    report_latest(&args.run, &dir.root, false);
+    let missing = supervise::export_tensorboard(&dir, to)?;
+    if let Some(first) = missing.first() {
+        note!("{} could not be added: {}, because {}", units::counted(missing.len(), "sample"), first.what, first.why);
+    }
+    output::line(to.as_str())
+}
+
+fn is_imported(dir: &RunDir) -> bool {
+    dir.read_run().is_ok_and(|run| run.imported.is_some())
 }
 
 /// Writes the curves of several runs as one picture.
