@@ -44,7 +44,10 @@ fn a_launch_starts_from_a_converted_diffusers_model() {
     let shown = site.succeeds(&["launch", "tiny.toml", "--init", "inner", "--dry-run"]);
     assert!(shown.contains("-converted-inner-"), "{shown}");
     let inspected = site.json(&["inspect", "inner", "--json"]);
-    assert_eq!((inspected["kind"].as_str(), inspected["family"].as_str()), (Some("checkpoint"), Some("CogVideoX-5B")));
+    assert_eq!(
+        (inspected["kind"].as_str(), inspected["family"].as_str()),
+        (Some("checkpoint"), Some("CogVideoX, rope positions"))
+    );
     assert_eq!((inspected["complete"].as_bool(), inspected["layers"].as_u64()), (Some(true), Some(2)));
     let found = site.json(&["inspect", model.as_str(), "inner", "--json"]);
     assert_eq!(found["difference"]["same"], 64);

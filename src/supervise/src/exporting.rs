@@ -16,8 +16,8 @@ use recipe::WandbMode;
 use rundir::{log, now_s};
 
 use self::prometheus::Prometheus;
-pub use self::tensorboard::export as export_tensorboard;
 use self::tensorboard::TensorBoard;
+pub use self::tensorboard::export as export_tensorboard;
 use self::wandb::Wandb;
 use crate::job::Job;
 

@@ -90,34 +90,25 @@ impl Default for Config {
 }
 
 /// A member of the CogVideoX family, named after the published model with the same structure.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PublishedModel {
     /// Sine and cosine positions.
-    #[serde(rename = "CogVideoX-2B")]
     CogVideoX2B,
     /// Rotary positions.
-    #[serde(rename = "CogVideoX-5B")]
     CogVideoX5B,
     /// Rotary and learned positions, and a latent of the first image.
-    #[serde(rename = "CogVideoX-5B-I2V")]
     CogVideoX5BI2V,
     /// Patches of two frames.
-    #[serde(rename = "CogVideoX1.5-5B")]
     CogVideoX15,
     /// Patches of two frames, a latent of the first image, and an embedding of its offset.
-    #[serde(rename = "CogVideoX1.5-5B-I2V")]
     CogVideoX15I2V,
     /// A mask and a masked latent besides the latent.
-    #[serde(rename = "CogVideoX-Fun-InP")]
     FunInP,
     /// A second latent besides the latent: that of an image, or of a control video.
-    #[serde(rename = "CogVideoX-Fun-Control")]
     FunControl,
     /// As [`PublishedModel::FunInP`], with patches of two frames.
-    #[serde(rename = "CogVideoX-Fun-V1.5-InP")]
     Fun15InP,
     /// As [`PublishedModel::FunControl`], with patches of two frames.
-    #[serde(rename = "CogVideoX-Fun-V1.5-Control")]
     Fun15Control,
 }
 
@@ -173,6 +164,58 @@ impl fmt::Display for PublishedModel {
     }
 }
 
+/// The architecture of a model, and whether the model also has the size of the published one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ModelFamily {
+    /// The published model with the same structure.
+    pub like: PublishedModel,
+    /// Whether the number of blocks and their widths are those of the published model.
+    pub has_published_size: bool,
+}
+
+impl ModelFamily {
+    /// Returns the family of a model of the trainer.
+    pub fn of(model: &Model) -> Self {
+        let size = [model.num_layers, model.num_heads, model.head_dim, model.text_dim];
+        Self::new(PublishedModel::of(model), model.cogvideox().positions, size.map(|n| n as i64))
+    }
+
+    /// * `size` — blocks, heads, width of a head, width of a text token.
+    fn new(like: PublishedModel, positions: Positions, size: [i64; 4]) -> Self {
+        // Models with a fixed table of positions, such as CogVideoX-Fun 2B, have the size of CogVideoX-2B.
+        let published = if positions == Positions::SinCos { [30, 30, 64, 4096] } else { [42, 48, 64, 4096] };
+        Self { like, has_published_size: size == published }
+    }
+
+    /// Returns the name of the published model if the model has its size, otherwise that of the architecture.
+    pub fn name(self) -> &'static str {
+        if self.has_published_size {
+            return self.like.name();
+        }
+        match self.like {
+            PublishedModel::CogVideoX2B => "CogVideoX, sincos positions",
+            PublishedModel::CogVideoX5B => "CogVideoX, rope positions",
+            PublishedModel::CogVideoX5BI2V => "CogVideoX I2V, learned positions",
+            PublishedModel::CogVideoX15 => "CogVideoX1.5",
+            PublishedModel::CogVideoX15I2V => "CogVideoX1.5 I2V",
+            // The names of CogVideoX-Fun have no size.
+            fun => fun.name(),
+        }
+    }
+}
+
+impl fmt::Display for ModelFamily {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl Serialize for ModelFamily {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.name())
+    }
+}
+
 impl Config {
     /// Reads a `config.json`.
     ///
@@ -204,10 +247,16 @@ impl Config {
     }
 
     /// Returns the published model that has the structure of this configuration.
-    pub fn family(&self) -> PublishedModel {
+    fn published(&self) -> PublishedModel {
         let channels = |n: i64| u64::try_from(n).unwrap_or(0);
         let channels = (channels(self.in_channels), channels(self.out_channels.unwrap_or(16)));
         PublishedModel::by_features(self.patch_size_t.is_some(), self.ofs().is_some(), self.positions(), channels)
+    }
+
+    /// Returns the family of this configuration.
+    pub fn family(&self) -> ModelFamily {
+        let size = [self.num_layers, self.num_attention_heads, self.attention_head_dim, self.text_embed_dim];
+        ModelFamily::new(self.published(), self.positions(), size)
     }
 
     /// Returns the width of the embedding of the first image's offset; `None` if the model has no such embedding.
@@ -257,7 +306,7 @@ pub(crate) fn read_text(path: &Utf8Path) -> Result<String, Failure> {
 /// # Errors
 /// The trainer does not support the model; the error names the unsupported key.
 pub fn model_from_diffusers(config: &Config) -> Result<Model, Failure> {
-    let what = || format!("cannot use a {} model", config.family());
+    let what = || format!("cannot use a {} model", config.published());
     let unsupported = |key: &str, value: String| {
         let why = format!("its config.json has {key} = {value}, which the trainer does not support");
         Err(Failure::new(
@@ -269,7 +318,7 @@ pub fn model_from_diffusers(config: &Config) -> Result<Model, Failure> {
     };
     let in_time = config.patch_size_t.is_some();
     let ofs = config.ofs();
-    if matches!(config.family(), PublishedModel::FunControl | PublishedModel::Fun15Control)
+    if matches!(config.published(), PublishedModel::FunControl | PublishedModel::Fun15Control)
         && config.use_learned_positional_embeddings.is_none()
     {
         return Err(Failure::new(
@@ -347,7 +396,7 @@ pub fn model_from_diffusers(config: &Config) -> Result<Model, Failure> {
     set("spatial_interpolation", config.spatial_interpolation_scale.into());
     set("temporal_interpolation", config.temporal_interpolation_scale.into());
     // CogVideoX-Fun's class resizes the table of config.json; its published models for inpainting have this class.
-    let is_fun = config.family() == PublishedModel::FunInP;
+    let is_fun = config.published() == PublishedModel::FunInP;
     set("resize_positions", (is_fun && config.positions() == Positions::SinCos).into());
     // CogVideoX-2B has the default of diffusers' scheduler; all later models have no shift, and VideoX-Fun ignores it.
     let shift = if config.positions() == Positions::SinCos && !is_fun { 3.0 } else { 1.0 };
@@ -510,10 +559,29 @@ mod tests {
             (r#"{"in_channels":32,"use_rotary_positional_embeddings":true}"#, PublishedModel::FunControl),
         ];
         for (text, family) in cases {
-            assert_eq!(config(text).family(), family, "{text}");
+            assert_eq!(config(text).published(), family, "{text}");
             if let Ok(model) = model_from_diffusers(&config(text)) {
                 assert_eq!(PublishedModel::of(&model), family, "{text}");
+                assert_eq!(ModelFamily::of(&model), config(text).family(), "{text}");
             }
+        }
+    }
+
+    #[test]
+    fn a_model_of_another_size_has_the_name_of_its_architecture() {
+        let rope = r#""use_rotary_positional_embeddings":true"#;
+        let large = r#""num_layers":42,"num_attention_heads":48"#;
+        let cases = [
+            ("{}".to_owned(), "CogVideoX-2B"),
+            (r#"{"num_layers":4,"num_attention_heads":2}"#.to_owned(), "CogVideoX, sincos positions"),
+            (format!("{{{large}}}"), "CogVideoX, sincos positions"),
+            (format!("{{{rope},{large}}}"), "CogVideoX-5B"),
+            (format!("{{{rope}}}"), "CogVideoX, rope positions"),
+            (format!(r#"{{{rope},{large},"patch_size_t":2}}"#), "CogVideoX1.5-5B"),
+            (format!(r#"{{{rope},{large},"patch_size_t":2,"text_embed_dim":24}}"#), "CogVideoX1.5"),
+        ];
+        for (text, name) in cases {
+            assert_eq!(config(&text).family().to_string(), name, "{text}");
         }
     }
 

@@ -207,7 +207,7 @@ impl ConvertPlan {
 
     /// Executes the plan. On success the target is complete; on failure it is unchanged.
     ///
-    /// `now_s` and `random` determine the run ID in the manifest of a new checkpoint.
+    /// `now_s` and `random` determine the run ID in the manifest of a new checkpoint, unless a checkpoint is converted.
     ///
     /// # Errors
     /// Fails when [`ConvertPlan::check`] fails, a checksum of the source does not match, a value is not finite and the request does
@@ -342,15 +342,15 @@ impl ConvertPlan {
         match self.to {
             Form::Diffusers | Form::Lora(_) => folder.commit()?,
             Form::Internal => {
-                let id =
-                    RunId::new(now_s, &format!("converted-{}", self.target.file_name().unwrap_or("weights")), random);
-                Staging::alone(&self.target).commit(&untrained(), self.manifest(id, now_s, files))?;
+                let manifest = self.manifest(now_s, random, files);
+                Staging::alone(&self.target).commit(&untrained(), manifest)?;
             }
         }
         Ok(Converted { target: self.target.clone(), bytes, files: count, not_finite })
     }
 
-    fn manifest(&self, run: RunId, now_s: f64, files: Vec<FileSum>) -> CheckpointManifest {
+    /// Returns the manifest of a new checkpoint. It names the run and the step of a checkpoint that was converted.
+    fn manifest(&self, now_s: f64, random: u32, files: Vec<FileSum>) -> CheckpointManifest {
         let written =
             self.files.iter().flat_map(|file| file.tensors.iter().map(|tensor| (&file.name, &tensor.name, tensor)));
         let linked =
@@ -370,11 +370,20 @@ impl ConvertPlan {
                 }],
             })
             .collect();
+        // No run has the sum of weights and an adapter.
+        let origin = self.source.checkpoint.as_ref().filter(|_| self.merge.is_none());
+        let (run, attempt, step) = match origin.map(|checkpoint| &checkpoint.manifest) {
+            Some(origin) => (origin.run.clone(), origin.attempt, origin.step),
+            None => {
+                let name = format!("converted-{}", self.target.file_name().unwrap_or("weights"));
+                (RunId::new(now_s, &name, random), 1, 0)
+            }
+        };
         CheckpointManifest {
             format: SCHEMA,
             run,
-            attempt: 1,
-            step: 0,
+            attempt,
+            step,
             saved_s: now_s,
             params: tensors.iter().filter_map(LogicalTensor::elements).sum(),
             mesh: Mesh { dp_replicate: 1, dp_shard: 1, tp: 1 },

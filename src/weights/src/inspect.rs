@@ -1,6 +1,6 @@
 //! Inspects weights: their format and model, whether they are complete, and statistics of their values.
 
-use crate::config::{Config, PublishedModel};
+use crate::config::{Config, ModelFamily};
 use crate::location::{SourceKind, SourceLocation};
 use crate::source::{CONFIG_FILE, WeightsSource, identify};
 use crate::tensor_chunks::for_each_chunk;
@@ -22,7 +22,7 @@ pub struct Inspection {
     /// The kind of file or folder.
     pub kind: SourceKind,
     /// The model family, if known.
-    pub family: Option<PublishedModel>,
+    pub family: Option<ModelFamily>,
     /// The number of transformer blocks.
     pub layers: Option<usize>,
     /// The sequence layer that the blocks have besides attention.
@@ -249,7 +249,8 @@ mod tests {
         ];
         for (path, kind) in parts {
             let seen = inspect(&path, false).unwrap();
-            assert_eq!((seen.kind, seen.family, seen.layers), (kind, Some(PublishedModel::CogVideoX5BI2V), Some(2)));
+            let family = seen.family.map(ModelFamily::name);
+            assert_eq!((seen.kind, family, seen.layers), (kind, Some("CogVideoX I2V, learned positions"), Some(2)));
             assert_eq!((seen.complete, seen.tensors.len()), (true, 65), "{:?}", seen.why);
             assert_eq!(seen.dtypes, BTreeMap::from([("F32", seen.parameters)]));
             assert_eq!(4 * seen.parameters, index["metadata"]["total_size"]);
@@ -263,7 +264,8 @@ mod tests {
         copy_folder(&fixture("cogvideox_2b_tiny/transformer"), &model);
         fs::remove_file(model.join("diffusion_pytorch_model-00002-of-00003.safetensors")).unwrap();
         let seen = inspect(&model, false).unwrap();
-        assert_eq!((seen.complete, seen.family, seen.layers), (false, Some(PublishedModel::CogVideoX2B), Some(2)));
+        let family = seen.family.map(ModelFamily::name);
+        assert_eq!((seen.complete, family, seen.layers), (false, Some("CogVideoX, sincos positions"), Some(2)));
         let failure = seen.why.unwrap();
         assert_eq!(failure.code, ErrorCode::NotFound);
         insta::assert_snapshot!(shown(&failure, &folder));

@@ -43,7 +43,7 @@ mod torch_tests;
 mod write;
 
 pub use compare::{Changed, Difference, compare};
-pub use config::{Config, PublishedModel, model_from_diffusers, model_to_diffusers};
+pub use config::{Config, ModelFamily, PublishedModel, model_from_diffusers, model_to_diffusers};
 pub use convert::{ConvertPlan, ConvertRequest, Converted, Form, plan_conversion};
 pub use dtype::Dtype;
 pub use encoder::{

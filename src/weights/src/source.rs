@@ -1,7 +1,7 @@
 //! Identifies weights and opens them in any supported format.
 
 use crate::checkpoint_tensors::{checkpoint_tensors, use_average};
-use crate::config::{Config, PublishedModel, model_from_diffusers, read_json, read_text};
+use crate::config::{Config, ModelFamily, model_from_diffusers, read_json, read_text};
 use crate::location::{SourceKind, SourceLocation, TTT_FILE};
 use crate::lora::{self, LoraFile};
 use crate::naming::{self, Names, Recognized};
@@ -33,7 +33,7 @@ pub struct WeightsSource {
     /// The naming scheme of the tensors.
     pub names: Names,
     /// The model family, if known.
-    pub family: Option<PublishedModel>,
+    pub family: Option<ModelFamily>,
     /// The model, or the reason why the trainer does not support it; `None` without a configuration.
     pub model: Option<Result<Model, Failure>>,
     /// The original text of the `config.json` of the weights.
@@ -240,7 +240,7 @@ impl WeightsSource {
         let model = (names == Names::TttVideo).then(|| naming::model_of_ttt_video(&tensors));
         let mut source = Self::new(location, names, tensors, bytes);
         source.optimizer = others;
-        source.family = model.as_ref().and_then(|model| model.as_ref().ok()).map(PublishedModel::of);
+        source.family = model.as_ref().and_then(|model| model.as_ref().ok()).map(ModelFamily::of);
         source.model = model;
         source
     }
@@ -315,7 +315,7 @@ impl WeightsSource {
         Ok(Self {
             location,
             names: Names::Internal,
-            family: model.as_ref().map(|(model, _)| PublishedModel::of(model)),
+            family: model.as_ref().map(|(model, _)| ModelFamily::of(model)),
             latent_scale_known: model.as_ref().is_some_and(|(_, known)| *known),
             schedule_known: true,
             model: model.map(|(model, _)| Ok(model)),

@@ -17,6 +17,18 @@ fn a_run_of_halves_and_columns_becomes_one_diffusers_model() {
 }
 
 #[test]
+fn converted_weights_keep_the_run_and_the_step_of_their_checkpoint() {
+    let (_keep, folder) = temp();
+    let run = run_of_halves(&folder);
+    go(&ConvertRequest::new(&run, folder.join("x"), Form::Internal)).unwrap();
+    go(&ConvertRequest::new(folder.join("x"), folder.join("y"), Form::Internal)).unwrap();
+    for name in ["x", "y"] {
+        let seen = crate::inspect(&folder.join(name), false).unwrap();
+        assert_eq!((seen.run.as_deref(), seen.step), (run.file_name(), Some(40)));
+    }
+}
+
+#[test]
 fn a_damaged_checkpoint_is_refused() {
     let (_keep, folder) = temp();
     let run = run_of_halves(&folder);
