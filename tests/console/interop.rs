@@ -51,14 +51,14 @@ fn a_run_that_has_ended_is_exported_to_a_folder_for_tensorboard() {
     let steps = || interop::tensorboard::read_folder(&folder).unwrap().points("loss").len();
     assert_eq!(steps(), 3);
     let again = site.vidtui(&export);
-    assert_eq!((again.code, error_code(&again.stderr)), (2, "already-exists".into()));
+    assert!(again.code == 2 && again.stderr.contains("--force"), "{again:?}");
     site.succeeds(&[&export[..], &["--force"]].concat());
     assert_eq!((steps(), fs::read_dir(&folder).unwrap().count()), (3, 1));
     let part = site.vidtui(&["export", "latest", "--tensorboard", "--out", "part", "--from", "2"]);
-    assert_eq!((part.code, error_code(&part.stderr)), (2, "invalid-argument".into()));
+    assert!(part.code == 2 && part.stderr.contains("--from"), "{part:?}");
     let imported = &site.json(&["import", "logs/short", "--json"])["runs"][0];
     let imported = site.vidtui(&["export", imported["run"].as_str().unwrap(), "--tensorboard", "--out", "imported"]);
-    assert_eq!((imported.code, error_code(&imported.stderr)), (1, "run-imported".into()));
+    assert!(imported.code == 1 && imported.stderr.contains("imported"), "{imported:?}");
 }
 
 #[test]
