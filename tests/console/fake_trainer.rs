@@ -199,6 +199,7 @@ impl Fake<'_> {
             params: specs.iter().map(recipe::ParamSpec::len).sum(),
             mesh: self.attempt.mesh,
             base: None,
+            same_as: None,
             files,
             tensors: tensors.collect(),
         };

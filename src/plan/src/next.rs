@@ -268,6 +268,7 @@ mod tests {
             params: 0,
             mesh: recipe.mesh,
             base: None,
+            same_as: None,
             files: Vec::new(),
             tensors: param_specs(&recipe.model).into_iter().map(tensor).collect(),
         };
@@ -299,6 +300,7 @@ mod tests {
             params: 0,
             mesh: recipe.mesh,
             base: Some(rundir::BaseWeights { path: "/weights".into(), xxh3: "0".repeat(16), scale: 2.0 }),
+            same_as: None,
             files: Vec::new(),
             tensors: recipe.lora.param_specs(&recipe.model).into_iter().map(tensor).collect(),
         };

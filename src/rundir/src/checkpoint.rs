@@ -33,6 +33,10 @@ pub struct CheckpointManifest {
     pub saved_s: f64,
     /// The number of parameters.
     pub params: u64,
+    /// The checksum of the `manifest.toml` of the checkpoint that was converted, if all parameters are the same. Adapters of either
+    /// fit both.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub same_as: Option<String>,
     /// The mesh that saved it, for display; loading does not depend on it.
     #[serde(deserialize_with = "known_axes")]
     pub mesh: Mesh,

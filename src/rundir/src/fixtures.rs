@@ -181,6 +181,7 @@ fn manifest(step: u64, attempt: u32, files: Vec<FileSum>) -> CheckpointManifest 
         params: 6,
         mesh: Mesh { dp_replicate: 1, dp_shard: 2, tp: 1 },
         base: None,
+        same_as: None,
         files,
         tensors: vec![LogicalTensor {
             name: "patch_embed.video.bias".into(),

@@ -118,6 +118,7 @@ mod tests {
             params: 0,
             mesh: Mesh { dp_replicate: 1, dp_shard: 1, tp: 1 },
             base: None,
+            same_as: None,
             files: vec![],
             tensors: vec![],
         }

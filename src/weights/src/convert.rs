@@ -7,7 +7,7 @@ mod model;
 use crate::finite::NotFinite;
 use crate::location::SourceKind;
 use crate::lora::{LoraFile, LoraForm};
-use crate::report::Report;
+use crate::report::{Mapped, Report};
 use crate::source::WeightsSource;
 use crate::write::{Doing, NewTensorFile, OnProgress, WriteProgress, WrittenFiles, stopped, write_tensor_files};
 use crate::{Dtype, destination};
@@ -388,9 +388,21 @@ impl ConvertPlan {
             params: tensors.iter().filter_map(LogicalTensor::elements).sum(),
             mesh: Mesh { dp_replicate: 1, dp_shard: 1, tp: 1 },
             base: None,
+            same_as: origin.filter(|_| self.keeps_parameters()).and_then(|origin| match &origin.manifest.same_as {
+                Some(first) => Some(first.clone()),
+                None => origin.manifest_sum().ok().map(|sum| sum.xxh3),
+            }),
             files,
             tensors,
         }
+    }
+
+    /// Returns whether the target has the same parameters as the source, bit for bit.
+    fn keeps_parameters(&self) -> bool {
+        let Report { mapped, waived, initialized, .. } = &self.report;
+        let is_kept = |row: &Mapped| row.from == row.to && row.new_channels == 0;
+        let is_alone = self.merge.is_none() && self.source.averages == 0;
+        is_alone && waived.is_empty() && initialized.is_empty() && mapped.iter().all(is_kept)
     }
 }
 

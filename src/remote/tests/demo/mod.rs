@@ -111,6 +111,7 @@ impl Demo {
             mesh: self.recipe.mesh,
             tensors: param_specs(&self.recipe.model).into_iter().map(tensor).collect(),
             base: None,
+            same_as: None,
             files: files.to_vec(),
         };
         manifest.write(&folder).unwrap();

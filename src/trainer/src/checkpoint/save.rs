@@ -433,6 +433,7 @@ fn merge(parts: Vec<RankPart>, saved: &SaveInfo<'_>, state: &TrainState) -> Chec
         params,
         mesh: saved.mesh,
         base: None,
+        same_as: None,
         files,
         tensors,
     }

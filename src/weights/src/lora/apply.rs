@@ -49,15 +49,36 @@ impl LoraFile {
         Ok((lora, sum))
     }
 
-    /// Returns a warning if the adapter was trained on other weights than `source`. `None` if either does not identify its weights.
+    /// Returns a warning unless the adapter was trained on the parameters of `source`. `None` also if either does not identify its
+    /// weights. No tensors are read: checkpoints are compared by their manifests, and a conversion that changes no parameter records the
+    /// manifest of its source.
     pub fn other_base(&self, source: &WeightsSource) -> Option<String> {
         let trained_on = self.base.as_ref()?;
         let checkpoint = source.checkpoint.as_ref()?;
-        let xxh3 = match &checkpoint.manifest.base {
+        let own = &checkpoint.manifest;
+        let xxh3 = match &own.base {
             Some(base) => base.xxh3.clone(),
             None => checkpoint.manifest_sum().ok()?.xxh3,
         };
-        (xxh3 != trained_on.xxh3).then(|| format!("{} was trained on other weights: {}", self.path, trained_on.path))
+        // The base may have been moved, or replaced.
+        let base = Checkpoint::open(&trained_on.path).ok();
+        let base = base.filter(|base| base.manifest_sum().is_ok_and(|sum| sum.xxh3 == trained_on.xxh3));
+        let base = base.map(|base| base.manifest);
+        let of_base = [Some(&trained_on.xxh3), base.as_ref().and_then(|base| base.same_as.as_ref())];
+        if [Some(&xxh3), own.same_as.as_ref()].into_iter().flatten().any(|sum| of_base.contains(&Some(sum))) {
+            return None;
+        }
+        // Conversions from other formats have step 0, and may have the same parameters.
+        let is_other = base.is_some_and(|base| {
+            own.base.is_none() && own.step > 0 && base.step > 0 && (&own.run, own.step) != (&base.run, base.step)
+        });
+        Some(match is_other {
+            true => format!("{} was trained on other weights: {}", self.path, trained_on.path),
+            false => format!(
+                "{} was trained on {}; whether the weights are the same is not known",
+                self.path, trained_on.path
+            ),
+        })
     }
 
     /// Checks that the model has every layer of the adapter, in the same shape.

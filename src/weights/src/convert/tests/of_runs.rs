@@ -29,6 +29,40 @@ fn converted_weights_keep_the_run_and_the_step_of_their_checkpoint() {
 }
 
 #[test]
+fn an_adapter_fits_the_weights_that_it_was_trained_on_and_conversions_that_change_no_parameter() {
+    let (_keep, folder) = temp();
+    let run = run_of_halves(&folder);
+    let place = |name: &str| folder.join(name);
+    let convert = |from: &Utf8Path, name: &str, dtype| {
+        go(&ConvertRequest { dtype, ..ConvertRequest::new(from, place(name), Form::Internal) }).unwrap();
+    };
+    convert(&run, "same", None);
+    convert(&place("same"), "again", None);
+    convert(&run, "rounded", Some(Dtype::BF16));
+    let saved = RunDir::new(&run).step_dir(40);
+    crate::fixtures::copy_folder(&saved, &place("later"));
+    let manifest = rundir::Checkpoint::open(&saved).unwrap().manifest;
+    CheckpointManifest { step: 41, ..manifest }.write(&place("later")).unwrap();
+    let note = |base: &Utf8Path, weights: &Utf8Path| {
+        let base = rundir::BaseWeights::of(&rundir::Checkpoint::open(base).unwrap(), 1.0).unwrap();
+        let mut lora = LoraFile::open("../../tests/fixtures/weights/lora/peft".into()).unwrap();
+        (lora.path, lora.base) = ("LORA".into(), Some(base));
+        lora.other_base(&WeightsSource::open(weights).unwrap())
+    };
+    let [same, again, rounded, later] = ["same", "again", "rounded", "later"].map(place);
+    for (base, weights) in [(&saved, &saved), (&saved, &same), (&same, &run), (&again, &same), (&same, &again)] {
+        assert_eq!(note(base, weights), None, "{base} {weights}");
+    }
+    let notes = [(&saved, &rounded), (&rounded, &same), (&later, &same)]
+        .map(|(base, weights)| note(base, weights).unwrap().replace(folder.as_str(), ""));
+    insta::assert_snapshot!(notes.join("\n"), @r"
+    LORA was trained on /runs/2026-11-20T0340-halves-k7f2/checkpoints/step-00000040; whether the weights are the same is not known
+    LORA was trained on /rounded; whether the weights are the same is not known
+    LORA was trained on other weights: /later
+    ");
+}
+
+#[test]
 fn a_damaged_checkpoint_is_refused() {
     let (_keep, folder) = temp();
     let run = run_of_halves(&folder);
