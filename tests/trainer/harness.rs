@@ -249,6 +249,7 @@ impl Scene {
             start: start.clone(),
             lineage: None,
             imported: None,
+            launched_from: None,
             recipe,
         })
         .unwrap();

@@ -79,7 +79,7 @@ pub fn situation(model: &Model, row: &RunRow, width: usize) -> Vec<Line<'static>
         RunState::New => "Prepared, never started.".to_owned(),
         // The sentence about the run's Slurm job follows.
         RunState::Queued => String::new(),
-        RunState::Starting if let Some(left_s) = start_left_s(model, row) => late_start(row, left_s),
+        RunState::Starting if let Some(left_s) = start_left_s(model, row) => late_start(left_s),
         RunState::Starting => {
             let first = match row.task {
                 Task::Train => "The first step is slower than the others.",
@@ -142,12 +142,9 @@ pub fn start_left_s(model: &Model, row: &RunRow) -> Option<f64> {
     is_late.then_some(left_s.max(0.0))
 }
 
-fn late_start(row: &RunRow, left_s: f64) -> String {
-    let then = if row.can_resume() { "can be resumed" } else { "its stage can be restarted" };
-    format!(
-        "No process has started yet. If none starts within {}, the run counts as crashed and {then}.",
-        units::duration(left_s)
-    )
+fn late_start(left_s: f64) -> String {
+    let left = units::duration(left_s);
+    format!("No process has started yet. If none starts within {left}, the run counts as crashed and can be resumed.")
 }
 
 /// Returns the most urgent finding, its hint, and the number of other findings.
@@ -195,13 +192,14 @@ fn next_steps(model: &Model, row: &RunRow, context: Context) -> Vec<Vec<Span<'st
     if model.jobs.busy_with(&row.run).is_some() {
         return steps;
     }
-    if !kind.is_active() && kind != StateKind::Finished && kind != StateKind::Unknown {
+    let is_resumable = !kind.is_active() && kind != StateKind::Finished && kind != StateKind::Unknown;
+    if is_resumable && !row.is_imported {
         if row.task != Task::Train {
             add(Action::Resume, "resume".to_owned());
         } else if let Some(step) = row.checkpoint_step {
             add(Action::Resume, format!("resume from step {}", units::grouped(step)));
-        } else if context == Context::Runs {
-            add(Action::NewRun, "restart its stage".to_owned());
+        } else {
+            add(Action::Resume, "start again at step 0".to_owned());
         }
     }
     if may_hang(row) {

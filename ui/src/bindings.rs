@@ -405,7 +405,12 @@ const RUNS: &[Binding] = with_motion![
         .when(Condition::Any(&[Condition::RunsMarked, Condition::RunAllows])),
     bind(&[Key::ch('s')], Action::Stop, "stop", "Stop the run; training saves a checkpoint first")
         .when(Condition::Any(&[Condition::RunsMarked, Condition::RunAllows])),
-    bind(&[Key::ch('n')], Action::NewRun, "new run", "Choose a stage and start it"),
+    bind(
+        &[Key::ch('n')],
+        Action::NewRun,
+        "new run",
+        "Choose a stage and start it, or open the form of the run's recipe"
+    ),
     bind(&[Key::ch('e')], Action::Encode, "encode", "Encode videos: type the arguments of vidtui data encode"),
     bind(&[Key::ch('l')], Action::Logs, "logs", "Show the logs of all ranks, merged, or of one rank")
         .when(Condition::RunAllows),
@@ -440,9 +445,15 @@ const RUN: &[Binding] = &[
         "Resume with changes: type --set SECTION.KEY=VALUE, --fresh-data or --step; shows the plan first",
     )
     .when(Condition::RunAllows),
-    bind(&[Key::ch('n')], Action::NextStage, "next stage", "Start the next stage from the newest checkpoint")
-        .when(Condition::Any(&[Condition::RunEncodes, Condition::RunAllows]))
-        .shown_when(Condition::RunFinished),
+    bind(
+        &[Key::ch('n')],
+        Action::NextStage,
+        "next stage",
+        "Start the next stage from the newest checkpoint, or open the form of the run's recipe",
+    )
+    .when(Condition::Any(&[Condition::RunEncodes, Condition::RunAllows]))
+    .shown_when(Condition::RunFinished)
+    .labels(&[(Condition::RunOfRecipe, "new run")]),
     bind(&[Key::ch('s')], Action::Stop, "stop", "Stop the run; training saves a checkpoint first")
         .when(Condition::RunAllows),
     bind(&[Key::ch('l')], Action::Logs, "logs", "Show the logs of all ranks, merged, or of one rank")

@@ -46,6 +46,7 @@ fn holds(model: &Model, action: Action, condition: Condition) -> bool {
         Condition::RunAllows => allowed().is_ok(),
         Condition::RunMayHang => allowed().is_ok_and(advice::may_hang),
         Condition::RunFinished => allowed().is_ok_and(|row| StateKind::of(&row.state) == StateKind::Finished),
+        Condition::RunOfRecipe => model.target().is_some_and(|row| row.launch.is_some()),
         Condition::RunTrains => task(Task::Train),
         Condition::RunEncodes => task(Task::Encode),
         Condition::RunSamples => samples::can_sample(model),

@@ -82,6 +82,8 @@ pub fn row(run: RunId, stage: &str, state: RunState, step: u64) -> RunRow {
         videos: None,
         epochs: None,
         start_deadline_s: None,
+        launch: None,
+        is_imported: false,
     }
 }
 
@@ -362,6 +364,7 @@ fn run(id: RunId, stage: &str) -> Run {
         start: StartFrom::Random,
         lineage: None,
         imported: None,
+        launched_from: None,
         recipe: Default::default(),
     }
 }

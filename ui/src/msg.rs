@@ -270,17 +270,19 @@ pub struct RunRow {
     /// Until when a run without processes counts as starting, Unix seconds.
     #[serde(default)]
     pub start_deadline_s: Option<f64>,
+    /// The launch of the run as the launch form describes it, with the default target. `None` for a stage, and if the recipe file of
+    /// the run is not known.
+    #[serde(default)]
+    pub launch: Option<Box<LaunchDraft>>,
+    /// Whether the run was imported from the log of another tool, so that it cannot be resumed.
+    #[serde(default)]
+    pub is_imported: bool,
 }
 
 impl RunRow {
     /// Returns whether the run has weights from which videos can be made.
     pub fn makes_videos(&self) -> bool {
         self.task == Task::Train && !self.is_command && self.checkpoint_step.is_some()
-    }
-
-    /// Returns whether a resume can continue the run: training needs a checkpoint.
-    pub fn can_resume(&self) -> bool {
-        self.task != Task::Train || self.checkpoint_step.is_some()
     }
 
     /// Returns whether the run trains a stage from the weights of `parent`.

@@ -9,6 +9,7 @@ use crate::model::{Input, LogsScreen, Model, Purpose, Screen};
 use crate::msg::RunRow;
 use crate::rank_set::RankSet;
 use crate::run_state::{StateKind, short_id};
+use crate::screens::launch;
 use plan::ResumeOptions;
 use rundir::RunId;
 use units::counted;
@@ -43,7 +44,10 @@ pub fn check(model: &Model, action: Action) -> Result<&RunRow, String> {
         _ => {}
     }
     match action {
-        Action::Resume if let (Some(left_s), true) = (advice::start_left_s(model, row), row.can_resume()) => {
+        Action::Resume | Action::ResumeWith if row.is_imported => {
+            Err(format!("{name} was imported; there is nothing to resume"))
+        }
+        Action::Resume if let Some(left_s) = advice::start_left_s(model, row) => {
             let left = units::duration(left_s);
             Err(format!("{name} may still start. If it does not, it can be resumed in {left}."))
         }
@@ -53,9 +57,6 @@ pub fn check(model: &Model, action: Action) -> Result<&RunRow, String> {
         Action::Resume if kind == StateKind::Finished => {
             Err(format!("{name} has finished ({}); there is nothing to resume", row.progress().in_words()))
         }
-        Action::Resume if !row.can_resume() => {
-            Err(format!("{name} has no complete checkpoint. Restart its stage instead."))
-        }
         Action::Stop if kind == StateKind::Stopping => Err(format!("{name} is already stopping")),
         Action::Stop if !kind.is_active() => Err(format!("{name} is not running ({word})")),
         Action::Kill if matches!(kind, StateKind::New | StateKind::Finished | StateKind::Stopped) => {
@@ -63,6 +64,7 @@ pub fn check(model: &Model, action: Action) -> Result<&RunRow, String> {
         }
         Action::Stacks if model.jobs.collecting(&row.run) => Err(format!("Already writing the stack traces of {name}")),
         Action::Stacks if !kind.is_active() => Err(format!("{name} is not running ({word})")),
+        Action::NextStage if row.launch.is_some() => Ok(row),
         Action::NextStage => {
             let next = model.next_stage(row);
             match (next, row.checkpoint_step) {
@@ -145,6 +147,7 @@ pub fn act(model: &mut Model, action: Action) -> Vec<Effect> {
             let job = model.jobs.start(Intent::Stacks(run.clone()));
             vec![Effect::Job { job, request: Request::CollectStacks { run } }]
         }
+        Action::NextStage if launch::open_again(model, &run) => Vec::new(),
         Action::NextStage => {
             let job = model.jobs.start(Intent::PlanStage { stage: next.unwrap_or_default() });
             vec![Effect::Job { job, request: Request::PlanNext { run, step: None } }]

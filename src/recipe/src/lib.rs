@@ -76,7 +76,7 @@ pub use job::JobKind;
 pub use key_search::NoSuchKey;
 pub use length::Length;
 pub use limits::{OnFailure, RunSettings, TimeLimit};
-pub use load::{Origin, Resolved, SettingRow, Settings, load, load_text, recipe_files};
+pub use load::{Origin, Resolved, SettingRow, Settings, load, load_text, recipe_files, with_full_paths};
 pub use lora::{Lora, LoraInit, NoSuchLayer};
 pub use memory::{MemorySettings, OFFLOAD_FIX, OFFLOAD_SHARE, OffloadStore};
 pub use memory_table::{MemoryRow, PublishedPeak};

@@ -104,6 +104,20 @@ pub fn load_text(path: &Utf8Path, text: &str, sets: &[String]) -> Result<Resolve
     settings.with_flags(sets)?.resolve()
 }
 
+/// Returns a `--set` flag whose relative paths, which start at the working folder, are absolute. Another flag, also one that is not valid,
+/// stays as it is.
+pub fn with_full_paths(set: &str) -> String {
+    let full = || {
+        let (path, text) = set.split_once('=')?;
+        let key = Key::find(path.trim())?;
+        let value = value::parse(key, text.trim()).ok()?;
+        let mut full = value.clone();
+        value::resolve_paths(key.kind, &mut full, &|path| absolute(Utf8Path::new(path)).into_string());
+        (full != value).then(|| format!("{}={full}", key.path))
+    };
+    full().unwrap_or_else(|| set.to_owned())
+}
+
 /// Makes the error of a rule that does not hold.
 fn broken_rule(what: String, broken: check::Broken, why: String) -> RecipeError {
     let is_mesh = broken.keys.iter().any(|key| key.starts_with("mesh."));
@@ -517,6 +531,17 @@ mod tests {
     fn valid(name: &str, sets: &[&str]) -> Result<Resolved, RecipeError> {
         let sets: Vec<_> = sets.iter().map(|set| set.to_string()).collect();
         load(&Utf8Path::new(CONFIGS).join("valid").join(name), &sets)
+    }
+
+    #[test]
+    fn only_the_relative_path_of_a_flag_becomes_absolute() {
+        let here = std::env::current_dir().unwrap();
+        assert_eq!(with_full_paths("data.index = data"), format!("data.index=\"{}/data\"", here.display()));
+        for set in ["data.index=/data", "train.steps=9", "name=a/b", "nothing", "no.key=a/b", "train.steps=ten"] {
+            assert_eq!(with_full_paths(set), set);
+        }
+        let full = with_full_paths("data.index=data");
+        assert_eq!(with_full_paths(&full), full, "the value can be read again");
     }
 
     #[test]

@@ -44,6 +44,9 @@ pub struct Run {
     /// The log that the run was imported from. An imported run has no processes, checkpoints or nodes here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub imported: Option<Imported>,
+    /// The recipe file that a training run was launched from. A stage has its curriculum instead.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub launched_from: Option<LaunchedFrom>,
     /// The resolved recipe with every key; [`Run::recipe`] checks it.
     pub recipe: toml::Table,
 }
@@ -52,6 +55,16 @@ impl Versioned for Run {
     fn version(&self) -> u32 {
         self.schema
     }
+}
+
+/// The recipe file that a run was launched from, and its overrides.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LaunchedFrom {
+    /// The absolute path of the file.
+    pub recipe: Utf8PathBuf,
+    /// The overrides as `section.key=value`, with absolute paths.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sets: Vec<String>,
 }
 
 /// The log of another tool that a run was imported from.
@@ -195,7 +208,9 @@ mod tests {
         let (_keep, dir) = temp();
         let lineage = Some(Lineage { run: run_id(), step: 40 });
         let start = StartFrom::Weights { path: "/runs/a/checkpoints/step-00000040".into() };
-        for written in [run(), Run { lineage, start, curriculum: Some("demo.toml".into()), ..run() }] {
+        let launched_from = LaunchedFrom { recipe: "/a/lora.toml".into(), sets: vec!["train.steps=2".into()] };
+        let of_recipe = Run { launched_from: Some(launched_from), ..run() };
+        for written in [run(), of_recipe, Run { lineage, start, curriculum: Some("demo.toml".into()), ..run() }] {
             dir.write_run(&written).unwrap();
             assert_eq!(dir.read_run().unwrap(), written);
         }

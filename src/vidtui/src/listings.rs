@@ -8,10 +8,11 @@ use crate::workspace::{self, Workspace};
 use camino::{Utf8Path, Utf8PathBuf};
 use cluster::slurm::JobStatus;
 use recipe::{JobKind, RecipeErrorKind, Resolved};
-use rundir::{Failure, RunDir, SampleFolder};
+use rundir::{Failure, Run, RunDir, SampleFolder, StartFrom};
 use runstate::{RunFacts, RunSummary};
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use ui::draft::LaunchDraft;
 use ui::{CurriculumView, RecipeFacts, RecipeView, RunList, RunRow, RunStatus};
 
 /// Lists the runs repeatedly.
@@ -124,7 +125,26 @@ fn row(summary: &RunSummary, facts: &RunFacts) -> RunRow {
         videos: summary.videos(),
         epochs: summary.epochs(),
         start_deadline_s: facts.starting_until_s(),
+        launch: launch_of(run),
+        is_imported: run.imported.is_some(),
     }
+}
+
+/// Returns the draft of the launch form that starts a run like this one. `None` if the recipe file of the run is not known.
+fn launch_of(run: &Run) -> Option<Box<LaunchDraft>> {
+    let from = run.launched_from.as_ref()?;
+    let name_of_recipe = run.recipe.get("name").and_then(|name| name.as_str());
+    let init = match &run.start {
+        StartFrom::Weights { path } => Some(path.to_string()),
+        StartFrom::Random | StartFrom::Checkpoint { .. } | StartFrom::CheckpointFreshData { .. } => None,
+    };
+    Some(Box::new(LaunchDraft {
+        recipe: from.recipe.to_string(),
+        name: Some(run.name.clone()).filter(|name| Some(name.as_str()) != name_of_recipe),
+        init,
+        sets: from.sets.clone(),
+        ..LaunchDraft::default()
+    }))
 }
 
 fn is_settled(status: &Result<RunStatus, Failure>) -> bool {
@@ -284,6 +304,23 @@ fn view(file: &Utf8Path) -> CurriculumView {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_run_of_a_recipe_is_launched_again_with_its_overrides_and_weights() {
+        let sets = vec!["train.steps=2".to_owned()];
+        let run = Run {
+            name: "cats".into(),
+            start: StartFrom::Weights { path: "/weights".into() },
+            launched_from: Some(rundir::LaunchedFrom { recipe: "/a/lora.toml".into(), sets: sets.clone() }),
+            ..rundir::fixtures::run()
+        };
+        let launch = launch_of(&run).unwrap();
+        assert_eq!((launch.recipe.as_str(), launch.name.as_deref()), ("/a/lora.toml", Some("cats")));
+        assert_eq!((launch.init.as_deref(), &launch.sets), (Some("/weights"), &sets));
+        let name = run.recipe["name"].as_str().unwrap().to_owned();
+        assert_eq!(launch_of(&Run { name, ..run }).unwrap().name, None, "the recipe has this name already");
+        assert_eq!(launch_of(&rundir::fixtures::run()), None);
+    }
 
     #[test]
     fn a_recipe_lists_only_the_keys_that_differ_from_their_defaults() {

@@ -17,6 +17,8 @@ pub enum Condition {
     RunMayHang,
     /// That run has finished, and the action is possible for it.
     RunFinished,
+    /// That run came from a recipe file, not from a stage of a curriculum.
+    RunOfRecipe,
     /// That run trains.
     RunTrains,
     /// That run encodes.

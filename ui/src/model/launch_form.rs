@@ -14,6 +14,8 @@ use rundir::Failure;
 pub struct LaunchForm {
     /// The launch that the user is describing. Answers to an earlier draft are ignored.
     pub draft: LaunchDraft,
+    /// The launch with which the form was opened.
+    pub opened_with: LaunchDraft,
     /// The screen to go back to.
     pub from: Screen,
     /// The settings in the files of the recipe, without overrides; `None` while the shell reads them.
@@ -96,6 +98,7 @@ impl LaunchForm {
     /// Opens the form.
     pub fn new(draft: LaunchDraft, from: Screen) -> Self {
         Self {
+            opened_with: draft.clone(),
             draft,
             from,
             settings: None,

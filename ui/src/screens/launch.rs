@@ -14,6 +14,7 @@ use cluster::NodeId;
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::{Position, Rect};
 use recipe::{RecipeError, RecipeErrorKind};
+use rundir::RunId;
 use std::collections::BTreeSet;
 
 /// Opens the form. If the form of the same recipe is still open, it keeps its settings.
@@ -31,6 +32,17 @@ pub fn open(model: &mut Model, draft: LaunchDraft) {
 pub fn open_recipe(model: &mut Model, recipe: String) {
     let draft = LaunchDraft { recipe, ..model.launch.clone() };
     open(model, draft);
+}
+
+/// Opens the form with the recipe and the overrides of a run, for the target that the console was started with. If the form that this run
+/// opened is still open, it keeps its settings. Returns `false` if the recipe file of the run is not known.
+pub fn open_again(model: &mut Model, run: &RunId) -> bool {
+    let Some(launch) = model.row(run).and_then(|row| row.launch.as_deref()) else { return false };
+    let LaunchDraft { recipe, name, init, sets, .. } = launch.clone();
+    let draft = LaunchDraft { recipe, name, init, sets, ..model.launch.clone() };
+    model.screens.form.take_if(|form| form.opened_with != draft);
+    open(model, draft);
+    true
 }
 
 /// Switches the watched nodes to those of the form's hostfile while the form is shown.

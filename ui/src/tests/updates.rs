@@ -133,7 +133,6 @@ fn impossible_actions_are_refused_with_a_reason() {
     let refusals = [
         (running(83), "r"),
         (finished(), "r"),
-        (RunRow { checkpoint_step: None, ..stopped() }, "r"),
         (stopped(), "s"),
         (stopped(), "K"),
         (row(stage_1(), "2s", RunState::Stopping, 97), "s"),
@@ -482,4 +481,53 @@ fn a_large_runs_screen_shows_the_curve_of_the_selected_run() {
     ui.press("j");
     assert!(screens::preview::loaded(&ui.model).is_none());
     assert!(watches(&ui.model).iter().all(|watch| !matches!(watch, Watch::Run(_))));
+}
+
+fn of_recipe(row: RunRow) -> RunRow {
+    let launch = draft::LaunchDraft {
+        recipe: "/home/ada/lora.toml".into(),
+        name: Some("cats".into()),
+        init: Some("/home/ada/weights".into()),
+        sets: vec!["train.steps=200".into()],
+        ..draft::LaunchDraft::default()
+    };
+    RunRow { curriculum: None, stage: None, launch: Some(Box::new(launch)), ..row }
+}
+
+#[test]
+fn a_failed_run_without_a_checkpoint_is_planned_from_step_0() {
+    let failed = RunRow { checkpoint_step: None, ..row(stage_1(), "2s", RunState::Failed(failure()), 7) };
+    let mut ui = Ui::with_runs(vec![failed]);
+    insta::assert_snapshot!("runs_with_a_failed_run_without_a_checkpoint_80x24", ui.screen());
+    let effects = ui.press("r");
+    let [Effect::Job { job, request: Request::PlanResume { run, .. } }] = &effects[..] else { panic!("{effects:?}") };
+    assert_eq!(*run, stage_1());
+    let plan = resume_plan(vec!["the run has no complete checkpoint: it starts at step 0".into()]);
+    assert!(ui.answer(*job, JobMsg::LaunchPlanned(plan)).is_empty());
+    assert!(matches!(ui.model.modal, Some(Modal::Launch(_))));
+}
+
+#[test]
+fn a_run_of_a_recipe_opens_the_form_with_its_overrides() {
+    let failed = of_recipe(row(stage_1(), "2s", RunState::Failed(failure()), 7));
+    for mut ui in [Ui::with_runs(vec![failed.clone()]), Ui::on_run(failed.clone())] {
+        let launch = failed.launch.as_deref().unwrap();
+        ui.model.launch.target = draft::LaunchTarget::Local(Some(2));
+        assert!(ui.press("n").is_empty());
+        assert_eq!(ui.model.screen, model::Screen::Launch);
+        let expected = draft::LaunchDraft { target: draft::LaunchTarget::Local(Some(2)), ..launch.clone() };
+        assert_eq!(ui.model.screens.form.as_ref().unwrap().draft, expected);
+        // The form keeps changes until another run opens it.
+        ui.model.screens.form.as_mut().unwrap().change(|draft| draft.set("optimizer.lr=1e-5"));
+        ui.press("1 n");
+        assert_eq!(ui.model.screens.form.as_ref().unwrap().draft.sets.len(), 2);
+    }
+}
+
+#[test]
+fn an_imported_run_is_not_resumed() {
+    let imported = RunRow { is_imported: true, checkpoint_step: None, ..stopped() };
+    let mut ui = Ui::with_runs(vec![imported]);
+    assert!(ui.press("r").is_empty());
+    assert!(ui.model.notice.as_ref().unwrap().is_warning);
 }

@@ -147,7 +147,8 @@ fn plan(
     recipe: Recipe,
     weights: &SampledWeights,
 ) -> Result<LaunchPlan, CommandError> {
-    let subject = Subject::Recipe(Box::new(Resolved { table: recipe.to_table(), recipe, origins: BTreeMap::new() }));
+    let resolved = Resolved { table: recipe.to_table(), recipe, origins: BTreeMap::new() };
+    let subject = Subject::Recipe(Box::new(resolved), None);
     let init = weights.source.location.weights.as_str();
     let options = LaunchOptions {
         subject: &subject,

@@ -23,7 +23,9 @@ impl Workspace {
         context.options.steps = steps_of_epochs(recipe)?;
         context.options.warnings.extend(crate::adapter_file::note(recipe));
         let request = LaunchRequest { recipe, name: options.name, stage, init };
-        plan::launch(&request, &context).map_err(CommandError::request)
+        let mut plan = plan::launch(&request, &context).map_err(CommandError::request)?;
+        plan.run.launched_from = options.subject.launched_from().cloned();
+        Ok(plan)
     }
 
     /// Plans to continue a run. Starts nothing.

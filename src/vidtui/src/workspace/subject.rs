@@ -4,14 +4,14 @@ use super::Workspace;
 use crate::args::NodesArgs;
 use crate::command_error::CommandError;
 use camino::Utf8Path;
-use recipe::{Curriculum, JobKind, Resolved, StageSpec};
-use rundir::{ErrorCode, Failure};
+use recipe::{Curriculum, JobKind, Resolved, StageSpec, Task};
+use rundir::{ErrorCode, Failure, LaunchedFrom};
 use ui::StageView;
 
 /// A recipe file or a stage of a curriculum.
 pub enum Subject {
-    /// A recipe file.
-    Recipe(Box<Resolved>),
+    /// A recipe, with the file that it was read from.
+    Recipe(Box<Resolved>, Option<LaunchedFrom>),
     /// A stage of a curriculum.
     Stage(Box<Curriculum>, String),
 }
@@ -20,7 +20,7 @@ impl Subject {
     /// Returns the recipe and the origins of its values.
     pub fn resolved(&self) -> &Resolved {
         match self {
-            Self::Recipe(resolved) => resolved,
+            Self::Recipe(resolved, _) => resolved,
             Self::Stage(curriculum, name) => {
                 &curriculum.stage(name).expect("checked when the subject was made").resolved
             }
@@ -30,7 +30,7 @@ impl Subject {
     /// Returns the recipe, to change it.
     pub fn resolved_mut(&mut self) -> &mut Resolved {
         match self {
-            Self::Recipe(resolved) => resolved,
+            Self::Recipe(resolved, _) => resolved,
             Self::Stage(curriculum, name) => {
                 let stage = curriculum.stages.iter_mut().find(|stage| stage.name == *name);
                 &mut stage.expect("checked when the subject was made").resolved
@@ -41,8 +41,16 @@ impl Subject {
     /// Returns the stage with its curriculum; `None` for a recipe file.
     pub fn stage(&self) -> Option<(&Curriculum, &StageSpec)> {
         match self {
-            Self::Recipe(_) => None,
+            Self::Recipe(..) => None,
             Self::Stage(curriculum, name) => curriculum.stage(name).map(|stage| (&**curriculum, stage)),
+        }
+    }
+
+    /// Returns the recipe file that a training run of the subject is launched from.
+    pub fn launched_from(&self) -> Option<&LaunchedFrom> {
+        match self {
+            Self::Recipe(resolved, from) => from.as_ref().filter(|_| resolved.recipe.task == Task::Train),
+            Self::Stage(..) => None,
         }
     }
 }
@@ -86,7 +94,12 @@ impl Workspace {
                 format!("name the stage: {text}:{first}"),
             )));
         }
-        Ok(Subject::Recipe(Box::new(recipe::load(path, sets).map_err(recipe_failure)?)))
+        let resolved = recipe::load(path, sets).map_err(recipe_failure)?;
+        let from = LaunchedFrom {
+            recipe: path.canonicalize_utf8().unwrap_or_else(|_| path.to_owned()),
+            sets: sets.iter().map(|set| recipe::with_full_paths(set)).collect(),
+        };
+        Ok(Subject::Recipe(Box::new(resolved), Some(from)))
     }
 
     /// Fits mesh and gradient accumulation of a recipe to a number of ranks. Returns a description of the changes; `None` if
