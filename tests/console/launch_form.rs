@@ -30,6 +30,22 @@ fn a_plain_recipe_is_launched_with_an_override_from_the_list_of_recipes() {
     let run = site.runs()[0].read_run().unwrap();
     assert_eq!(run.recipe().unwrap().train.steps(), 2);
     assert_eq!(run.stage, None);
+    let from = run.launched_from.unwrap();
+    assert!(from.recipe.is_absolute() && from.recipe.ends_with("configs/small/short.toml"), "{from:?}");
+    assert_eq!(from.sets, ["train.steps=2"]);
+    // The run can be launched again with its override.
+    console.shows(&["n new run"]).press("n").shows(&["Start small-short?", "override", "passed"]);
+}
+
+#[test]
+fn a_finished_run_trains_longer_with_the_proposed_steps() {
+    let site = TestSite::new().with("FAKE_STEP_MS", "1");
+    site.succeeds(&["launch", "configs/small/short.toml", "--set", "train.steps=2", "--wait"]);
+    let console = site.console(SIZE, &[], &[]);
+    console.shows(&["finished"]).press("r").shows(&["--set train.steps=4"]).press(ENTER);
+    console.shows(&["steps", "3 to 4"]).press(ENTER);
+    site.until("the second attempt", || site.runs()[0].attempt_numbers().unwrap() == [1, 2]);
+    assert_eq!(site.runs()[0].read_attempt(2).unwrap().steps, Some(4));
 }
 
 #[test]

@@ -207,6 +207,9 @@ fn next_steps(model: &Model, row: &RunRow, context: Context) -> Vec<Vec<Span<'st
     }
     match kind {
         StateKind::Finished => {
+            if let Some(steps) = row.longer_steps {
+                add(Action::Resume, format!("train to step {}", units::grouped(steps)));
+            }
             let next = model.next_stage(row);
             let has_stages = || !model.stages_of(row.curriculum.as_deref().unwrap_or("".into())).is_empty();
             let is_last = next.is_none() && row.stage.is_some() && has_stages();

@@ -402,7 +402,8 @@ const RUNS: &[Binding] = with_motion![
     bind(&[ENTER], Action::Open, "open", "Open the selected run: charts, checkpoints, events")
         .when(Condition::RunAllows),
     bind(&[Key::ch('r')], Action::Resume, "resume", "Resume the run; training continues from the newest checkpoint")
-        .when(Condition::Any(&[Condition::RunsMarked, Condition::RunAllows])),
+        .when(Condition::Any(&[Condition::RunsMarked, Condition::RunAllows]))
+        .labels(&[(Condition::RunsMarked, "resume"), (Condition::RunFinished, "train longer")]),
     bind(&[Key::ch('s')], Action::Stop, "stop", "Stop the run; training saves a checkpoint first")
         .when(Condition::Any(&[Condition::RunsMarked, Condition::RunAllows])),
     bind(
@@ -437,7 +438,8 @@ const RUNS: &[Binding] = with_motion![
 
 const RUN: &[Binding] = &[
     bind(&[Key::ch('r')], Action::Resume, "resume", "Resume the run; training continues from the newest checkpoint")
-        .when(Condition::RunAllows),
+        .when(Condition::RunAllows)
+        .labels(&[(Condition::RunFinished, "train longer")]),
     bind(
         &[Key::ch('w')],
         Action::ResumeWith,

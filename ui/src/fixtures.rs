@@ -82,6 +82,7 @@ pub fn row(run: RunId, stage: &str, state: RunState, step: u64) -> RunRow {
         videos: None,
         epochs: None,
         start_deadline_s: None,
+        longer_steps: None,
         launch: None,
         is_imported: false,
     }

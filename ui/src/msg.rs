@@ -270,6 +270,9 @@ pub struct RunRow {
     /// Until when a run without processes counts as starting, Unix seconds.
     #[serde(default)]
     pub start_deadline_s: Option<f64>,
+    /// The total steps that a resume proposes, for a training run whose steps are all done.
+    #[serde(default)]
+    pub longer_steps: Option<u64>,
     /// The launch of the run as the launch form describes it, with the default target. `None` for a stage, and if the recipe file of
     /// the run is not known.
     #[serde(default)]

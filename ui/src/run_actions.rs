@@ -54,7 +54,7 @@ pub fn check(model: &Model, action: Action) -> Result<&RunRow, String> {
         Action::Resume | Action::ResumeWith if kind.is_active() => {
             Err(format!("{name} is {word}; there is nothing to resume"))
         }
-        Action::Resume if kind == StateKind::Finished => {
+        Action::Resume if kind == StateKind::Finished && row.longer_steps.is_none() => {
             Err(format!("{name} has finished ({}); there is nothing to resume", row.progress().in_words()))
         }
         Action::Stop if kind == StateKind::Stopping => Err(format!("{name} is already stopping")),
@@ -128,6 +128,14 @@ pub fn act(model: &mut Model, action: Action) -> Vec<Effect> {
         }
     };
     match action {
+        Action::Resume if state == StateKind::Finished => {
+            let steps = model.row(&run).and_then(|row| row.longer_steps);
+            // The resume applies to this run, also if the list changes while the user types.
+            model.screens.runs.selected = Some(run);
+            let set = steps.map_or(String::new(), |steps| format!("--set train.steps={steps}"));
+            model.input = Some(Input::new(Purpose::Resume, set));
+            Vec::new()
+        }
         Action::Resume => {
             let job = model.jobs.start(Intent::PlanResume(run.clone()));
             vec![Effect::Job { job, request: Request::PlanResume { run, options: ResumeOptions::default() } }]

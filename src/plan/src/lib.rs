@@ -41,5 +41,7 @@ pub use orphans::{
     kill_detected, matches_anything, select_orphans,
 };
 pub use quote::{command_line, quote};
-pub use resume::{ResumeKind, ResumeOptions, ResumeRequest, checkpoint_of_step, heal, last_ranks, resume};
+pub use resume::{
+    ResumeKind, ResumeOptions, ResumeRequest, checkpoint_of_step, heal, last_ranks, longer_steps, resume,
+};
 pub use script::{script, supervise_command};

@@ -555,7 +555,7 @@ fn steps(
     let done = checkpoint.map_or(0, |checkpoint| checkpoint.step);
     if done >= total {
         let id = &request.run.id;
-        let longer = total.max(done) + of_recipe.unwrap_or(total).max(1);
+        let longer = longer(done, of_recipe.unwrap_or(total));
         let next = if request.run.stage.is_some() {
             format!(", or start the next stage: `vidtui next {id}`")
         } else {
@@ -569,6 +569,23 @@ fn steps(
         ));
     }
     Ok(raised.filter(|steps| Some(*steps) != of_recipe))
+}
+
+/// Returns the total steps that a resume of a run proposes when all its steps are done. `None` if steps are left, or if their number is not
+/// known.
+///
+/// * `done` — the step of the newest complete checkpoint.
+pub fn longer_steps(recipe: &Recipe, last: Option<&Attempt>, done: u64) -> Option<u64> {
+    let of_recipe = recipe.train.length.steps();
+    let total = last.and_then(|last| last.steps).or(of_recipe)?;
+    (done >= total).then(|| longer(done, of_recipe.unwrap_or(total)))
+}
+
+/// Returns the steps done plus the original length of the run, rounded up to two digits: 400 for 200 + 200, 250 for 41 + 200.
+fn longer(done: u64, length: u64) -> u64 {
+    let sum = done.saturating_add(length.max(1));
+    let unit = 10_u64.pow(sum.ilog10().saturating_sub(1));
+    sum.div_ceil(unit).saturating_mul(unit)
 }
 
 /// Returns the last mesh or the recipe's mesh if its size fits. Otherwise keeps `dp_replicate` and `tp`, and changes

@@ -7,9 +7,9 @@ use crate::file_stamp::{FileStamp, stamp_of};
 use crate::workspace::{self, Workspace};
 use camino::{Utf8Path, Utf8PathBuf};
 use cluster::slurm::JobStatus;
-use recipe::{JobKind, RecipeErrorKind, Resolved};
+use recipe::{JobKind, RecipeErrorKind, Resolved, Task};
 use rundir::{Failure, Run, RunDir, SampleFolder, StartFrom};
-use runstate::{RunFacts, RunSummary};
+use runstate::{RunFacts, RunState, RunSummary};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use ui::draft::LaunchDraft;
@@ -125,9 +125,20 @@ fn row(summary: &RunSummary, facts: &RunFacts) -> RunRow {
         videos: summary.videos(),
         epochs: summary.epochs(),
         start_deadline_s: facts.starting_until_s(),
+        longer_steps: longer_steps(summary),
         launch: launch_of(run),
         is_imported: run.imported.is_some(),
     }
+}
+
+/// Returns the total steps that a resume of a finished training run proposes.
+fn longer_steps(summary: &RunSummary) -> Option<u64> {
+    let run = &summary.run;
+    if summary.state != RunState::Finished || run.task() != Task::Train || run.imported.is_some() {
+        return None;
+    }
+    let done = summary.checkpoint.as_ref()?.step;
+    plan::longer_steps(&run.recipe().ok()?, summary.attempt.as_ref(), done)
 }
 
 /// Returns the draft of the launch form that starts a run like this one. `None` if the recipe file of the run is not known.

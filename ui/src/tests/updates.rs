@@ -531,3 +531,30 @@ fn an_imported_run_is_not_resumed() {
     assert!(ui.press("r").is_empty());
     assert!(ui.model.notice.as_ref().unwrap().is_warning);
 }
+
+#[test]
+fn a_resume_of_a_finished_run_proposes_its_steps() {
+    let done = RunRow { longer_steps: Some(480), ..finished() };
+    for (place, mut ui) in [("runs", Ui::with_runs(vec![done.clone()])), ("run", Ui::on_run(done.clone()))] {
+        assert!(ui.press("r").is_empty());
+        insta::assert_snapshot!(format!("{place}_with_the_steps_of_a_longer_run_80x24"), ui.screen());
+        let newer = RunRow { created_s: NOW, ..row(stage_2(), "4s", RunState::Stopped, 97) };
+        ui.send(Msg::Runs(Ok(RunList { rows: vec![newer, done.clone()], ..RunList::default() })));
+        let effects = ui.press("Enter");
+        let [Effect::Job { job, request: Request::PlanResumeWith { run, arguments } }] = &effects[..] else {
+            panic!("{effects:?}")
+        };
+        assert_eq!((run, arguments.as_str()), (&stage_1(), "--set train.steps=480"));
+        ui.answer(*job, JobMsg::LaunchPlanned(resume_plan(vec![])));
+        assert!(matches!(ui.model.modal, Some(Modal::Launch(_))), "the plan is shown before the start");
+    }
+}
+
+#[test]
+fn a_finished_run_on_a_wide_screen_offers_to_train_longer() {
+    let mut ui = Ui::with_runs(vec![RunRow { longer_steps: Some(480), ..of_recipe(finished()) }]);
+    ui.resize(160, 48);
+    insta::assert_snapshot!("runs_with_a_finished_run_of_a_recipe_160x48", ui.screen());
+    ui.press("Enter");
+    insta::assert_snapshot!("run_that_finished_of_a_recipe_160x48", ui.screen());
+}

@@ -273,6 +273,11 @@ fn a_finished_run_is_refused_unless_its_steps_are_raised() {
     finished.facts.exits = vec![exit(&finished, ExitReason::Finished)];
     insta::assert_snapshot!(coded(&plan(&finished).unwrap_err()));
 
+    // An earlier resume had stopped the run at step 41.
+    let mut short = past(41, &[41]);
+    short.facts.attempt.as_mut().unwrap().steps = Some(41);
+    assert!(plan(&short).unwrap_err().fix.contains("train.steps=110`"), "41 done, and the recipe has 60");
+
     let longer = ResumeOptions { steps: Some(100), ..ResumeOptions::default() };
     let raised = plan_with(&finished, longer, 2).unwrap();
     assert_eq!((raised.attempt.start_step, raised.attempt.steps), (60, Some(100)));
@@ -281,6 +286,16 @@ fn a_finished_run_is_refused_unless_its_steps_are_raised() {
     let mut again = past(80, &[60, 80]);
     again.facts.attempt.as_mut().unwrap().steps = Some(100);
     assert_eq!(plan(&again).unwrap().attempt.steps, Some(100));
+}
+
+#[test]
+fn the_proposed_steps_are_round_and_more_than_those_done() {
+    let proposed = [(200, 200), (41, 200), (80, 200), (7, 20), (1234, 1234), (1000, 1), (0, 0), (u64::MAX, 5)];
+    let proposed = proposed.map(|(done, length)| longer(done, length));
+    assert_eq!(proposed, [400, 250, 280, 27, 2500, 1100, 1, u64::MAX]);
+    let done = past(60, &[60]);
+    let steps = |step| longer_steps(&done.run.recipe().unwrap(), done.facts.attempt.as_ref(), step);
+    assert_eq!([59, 60].map(steps), [None, Some(120)]);
 }
 
 #[test]
