@@ -193,7 +193,8 @@ fn the_console_previews_a_conversion_and_executes_it() {
     console.press(ENTER).shows(&["Source:"]);
     console.press(nearby_model(&site).as_str()).press(ENTER).shows(&["theirs-internal", "in 1 file"]);
     console.press("j").press(ENTER).shows(&["New folder:"]);
-    console.press(&"\x7f".repeat(200)).press("inner").press(ENTER);
+    // The first key replaces the proposed folder.
+    console.press("inner").press(ENTER);
     console.shows(&["inner, 639 KiB in 1 file", "convert as shown", "blocks.{i}.attn.q.weight"]);
     assert!(!site.root.join("inner").exists(), "a preview writes nothing");
     console.press("c").shows(&["Wrote inner"]);
@@ -205,6 +206,18 @@ fn the_console_previews_a_conversion_and_executes_it() {
     console.press("c").shows(&["vidtui launch RECIPE --init inner"]);
     let inspected = site.json(&["inspect", "inner", "--json"]);
     assert_eq!((inspected["kind"].as_str(), inspected["complete"].as_bool()), (Some("checkpoint"), Some(true)));
+}
+
+#[test]
+fn the_console_converts_a_run_by_its_name_or_as_the_latest() {
+    let site = TestSite::new().with("FAKE_STEP_MS", "1");
+    let args = ["launch", "configs/small/short.toml", "--name", "cats", "--set", "train.steps=2", "--wait"];
+    let run = site.succeeds(&args);
+    let console = site.console((120, 50), &[], &[]);
+    console.shows(&["finished"]).press("4").shows(&["Convert weights"]).press(ENTER).shows(&["Source:"]);
+    console.press("cats").press(ENTER).shows(&["cats-internal", run.trim()]);
+    console.press(ENTER).shows(&["Source:"]).press(&"\x7f".repeat(4)).press("latest").press(ENTER);
+    console.shows(&["latest-internal", run.trim()]);
 }
 
 #[test]

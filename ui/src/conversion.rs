@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 /// The options of a weight conversion.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct ConvertOptions {
-    /// The path of the weights to convert.
+    /// The weights to convert: a path, a downloaded model, or a run by its id, its name or `latest`.
     pub source: Utf8PathBuf,
     /// The folder to create.
     pub target: Utf8PathBuf,

@@ -1,6 +1,7 @@
 //! Weight conversions in the console: the preview, and the conversion exactly as previewed.
 
 use crate::command_error::CommandError;
+use crate::workspace::Workspace;
 use camino::{Utf8Path, Utf8PathBuf};
 use rundir::{ErrorCode, Failure, now_s};
 use std::hash::{BuildHasher, RandomState};
@@ -14,8 +15,8 @@ use weights::{ConvertPlan, ConvertRequest, Dtype, Form, LoraForm, Report, Source
 const PROGRESS: Duration = Duration::from_millis(200);
 
 /// Plans a conversion for the preview.
-pub fn preview(options: &ConvertOptions) -> Result<ConvertPreview, CommandError> {
-    let plan = planned(options)?;
+pub fn preview(workspace: &Workspace, options: &ConvertOptions) -> Result<ConvertPreview, CommandError> {
+    let plan = planned(workspace, options)?;
     let refusal = plan.check(options.replace).err();
     Ok(ConvertPreview {
         command: command(options),
@@ -34,11 +35,12 @@ pub fn preview(options: &ConvertOptions) -> Result<ConvertPreview, CommandError>
 /// # Errors
 /// The plan has changed since the preview, or the conversion fails. A failed conversion leaves no files.
 pub fn convert(
+    workspace: &Workspace,
     shown: &ConvertPreview,
     stop: &AtomicBool,
     send: &dyn Fn(weights::WriteProgress),
 ) -> Result<Outcome, CommandError> {
-    let plan = planned(&shown.options)?;
+    let plan = planned(workspace, &shown.options)?;
     if plan.fingerprint() != shown.fingerprint {
         let what = format!("cannot convert {}", shown.options.source);
         let fix = "read the new preview, then convert";
@@ -125,7 +127,7 @@ pub fn rows(plan: &ConvertPlan) -> Vec<ConvertRow> {
     alone.chain(patterns).collect()
 }
 
-fn planned(options: &ConvertOptions) -> Result<ConvertPlan, CommandError> {
+fn planned(workspace: &Workspace, options: &ConvertOptions) -> Result<ConvertPlan, CommandError> {
     let to = match options.to {
         ConvertForm::Internal => Form::Internal,
         ConvertForm::Diffusers => Form::Diffusers,
@@ -133,6 +135,7 @@ fn planned(options: &ConvertOptions) -> Result<ConvertPlan, CommandError> {
         ConvertForm::LoraPeft => Form::Lora(LoraForm::Peft),
         ConvertForm::LoraKohya => Form::Lora(LoraForm::Kohya),
     };
+    let weights = |given: &Utf8Path| workspace.find_weights(from_home(given).as_str());
     let request = ConvertRequest {
         layer: options.layer,
         dtype: options.dtype.map(|dtype| match dtype {
@@ -140,9 +143,9 @@ fn planned(options: &ConvertOptions) -> Result<ConvertPlan, CommandError> {
             WeightType::Bfloat16 => Dtype::BF16,
             WeightType::Float16 => Dtype::F16,
         }),
-        merge: options.merge.as_deref().map(from_home),
+        merge: options.merge.as_deref().map(weights).transpose()?,
         force: options.replace,
-        ..ConvertRequest::new(from_home(&options.source), from_home(&options.target), to)
+        ..ConvertRequest::new(weights(&options.source)?, from_home(&options.target), to)
     };
     Ok(weights::plan_conversion(&request)?)
 }

@@ -92,7 +92,7 @@ fn run(
 ) -> Result<JobMsg, CommandError> {
     let progress: &(dyn Fn(String) + Sync) = &|line| send(JobMsg::Progress(line));
     Ok(match request {
-        Request::PlanConvert { options } => JobMsg::ConvertPlanned(Box::new(conversions::preview(&options)?)),
+        Request::PlanConvert { options } => JobMsg::ConvertPlanned(Box::new(conversions::preview(at, &options)?)),
         Request::Convert { preview } => {
             let moved = |progress: WriteProgress| {
                 let WriteProgress { doing, done, total } = progress;
@@ -106,7 +106,7 @@ fn run(
                     )),
                 });
             };
-            JobMsg::Done(conversions::convert(&preview, stop, &moved)?)
+            JobMsg::Done(conversions::convert(at, &preview, stop, &moved)?)
         }
         Request::PlanEncode { arguments } => {
             JobMsg::LaunchPlanned(Box::new(encode::plan_typed(at, &arguments, &|line| progress(line))?))

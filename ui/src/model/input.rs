@@ -12,6 +12,8 @@ pub struct Input {
     pub text: String,
     /// The position of the cursor in `text`, in bytes.
     pub(crate) cursor: usize,
+    /// Whether the text is a proposal, which the first typed or pasted text replaces.
+    pub(crate) is_proposal: bool,
 }
 
 /// The purpose of a text input.
@@ -134,12 +136,21 @@ impl Input {
     /// Opens an input with the cursor at the end of a text.
     pub fn new(purpose: Purpose, text: impl Into<String>) -> Self {
         let text = text.into();
-        Self { purpose, cursor: text.len(), text }
+        Self { purpose, cursor: text.len(), text, is_proposal: false }
+    }
+
+    /// Opens an input with a proposal. Typed or pasted text replaces it, unless the user moves the cursor or deletes a part of it first.
+    pub fn with_proposal(purpose: Purpose, text: impl Into<String>) -> Self {
+        Self { is_proposal: true, ..Self::new(purpose, text) }
     }
 
     /// Inserts typed or pasted text at the cursor, as `one_line` returns it.
     pub fn insert(&mut self, text: &str) {
         let text = one_line(text);
+        if std::mem::take(&mut self.is_proposal) {
+            self.text.clear();
+            self.cursor = 0;
+        }
         self.text.insert_str(self.cursor, &text);
         self.cursor += text.len();
     }
@@ -164,6 +175,7 @@ impl Input {
             Action::DeleteToStart => self.delete_from(0),
             _ => return false,
         }
+        self.is_proposal = false;
         true
     }
 
@@ -204,6 +216,20 @@ mod tests {
         input.insert(" ");
         assert_eq!(input.text, "ä a hill");
         assert!(!input.edit(Accept));
+    }
+
+    #[test]
+    fn the_first_typed_text_replaces_a_proposal_that_was_not_edited() {
+        let typed = |action: Option<Action>| {
+            let mut input = Input::with_proposal(Purpose::ConvertTarget, "n3eg-internal");
+            action.into_iter().for_each(|action| _ = input.edit(action));
+            input.insert("a");
+            input.insert("b");
+            input.text
+        };
+        assert_eq!(typed(None), "ab");
+        assert_eq!(typed(Some(Action::LineEnd)), "n3eg-internalab");
+        assert_eq!(typed(Some(Action::DeleteBefore)), "n3eg-internaab");
     }
 
     #[test]

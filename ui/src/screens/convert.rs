@@ -34,7 +34,7 @@ const FORMS: [ConvertForm; 5] = [
 /// The supported sources: a name and a description of each.
 const SOURCES: [(&str, &str); 5] = [
     ("diffusers", "CogVideoX 2B, 5B, 1.5, I2V, Fun: transformer/, or the pipeline"),
-    ("runs", "a run's folder (its newest checkpoint) or one of its checkpoints"),
+    ("runs", "id, name, latest or folder (newest checkpoint), or a checkpoint"),
     ("ttt-video", "a folder of .distcp files, a .pt or .pth file"),
     ("LoRA", "an adapter of diffusers, PEFT or kohya: converted, or merged into weights"),
     ("more", "channels, seed, scale, tensors to ignore: vidtui convert --help"),
@@ -254,7 +254,10 @@ fn edit(model: &mut Model, field: Field) -> Vec<Effect> {
         }
         _ => return choose(model, field, 1),
     };
-    model.input = Some(Input::new(purpose, path.as_str()));
+    let options = &model.screens.convert.options;
+    let is_proposal = field == Field::Target && options.target == beside(&options.source, options.to);
+    let input = if is_proposal { Input::with_proposal } else { Input::new };
+    model.input = Some(input(purpose, path.as_str()));
     Vec::new()
 }
 

@@ -24,10 +24,29 @@ fn a_source_gets_a_target_beside_it_which_follows_the_form_until_it_is_changed()
     ui.press("Down Down Right");
     assert_eq!(ui.model.screens.convert.options.to, ConvertForm::Diffusers);
     assert_eq!(ui.model.screens.convert.options.target, "/models/cog-diffusers");
-    ui.press("Up Enter");
+    ui.press("Up Enter Left Right");
     ui.type_in("2");
     ui.press("Enter Down Left");
     assert_eq!(ui.model.screens.convert.options.target, "/models/cog-diffusers2");
+}
+
+#[test]
+fn the_first_key_replaces_the_proposed_target_but_not_a_chosen_one() {
+    let mut ui = Ui::new();
+    ui.press("4 Enter");
+    ui.type_in("n3eg");
+    ui.press("Enter Down Enter");
+    insta::assert_snapshot!("convert_with_a_proposed_target_80x24", ui.screen());
+    ui.type_in("out");
+    ui.press("Enter");
+    assert_eq!(ui.model.screens.convert.options.target, "out");
+    ui.press("Enter");
+    ui.type_in("2");
+    let effects = ui.press("Enter");
+    let [Effect::Job { request: Request::PlanConvert { options }, .. }] = &effects[..] else { panic!("{effects:?}") };
+    assert_eq!((options.source.as_str(), options.target.as_str()), ("n3eg", "out2"));
+    ui.resize(160, 48);
+    insta::assert_snapshot!("convert_of_a_run_160x48", ui.screen());
 }
 
 #[test]
@@ -81,7 +100,7 @@ fn the_permission_to_replace_one_folder_does_not_apply_to_another() {
     let mut preview = convert_preview();
     preview.in_the_way = true;
     let mut ui = Ui::on_convert(preview);
-    ui.press("r Down Enter");
+    ui.press("r Down Enter Left Right");
     ui.type_in("2");
     let effects = ui.press("Enter");
     let [Effect::Job { request: Request::PlanConvert { options, .. }, .. }] = &effects[..] else {

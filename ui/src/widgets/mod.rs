@@ -162,11 +162,12 @@ pub fn edited(model: &Model, input: &Input, title: &'static str, width: usize) -
     let room_after = (room / 3).max(room.saturating_sub(text::width(before)));
     let after = text::fit(after, room_after, ellipsis);
     let before = text::fit_end(before, room - text::width(&after), ellipsis);
+    let style = if input.is_proposal { theme.matched } else { Style::new() };
     let cursor = if model.symbols.braille { "▏" } else { "_" };
     let form = if input.text.is_empty() { text::fit(input.purpose.form(), room, ellipsis) } else { String::new() };
     Line::from(vec![
         Span::styled(title, theme.accent),
-        Span::raw(before),
+        Span::styled(before, style),
         Span::styled(cursor, theme.accent),
         Span::raw(after),
         Span::styled(form, theme.faint),

@@ -3,7 +3,7 @@
 use crate::args::{ConvertArgs, DtypeArg, FormArg, LayerArg};
 use crate::command_error::CommandError;
 use crate::commands::report_latest;
-use crate::commands::transfer::{Transfer, find};
+use crate::commands::transfer::Transfer;
 use crate::conversions::{facts, rows};
 use crate::output::{self, Side, note};
 use crate::workspace::Workspace;
@@ -57,7 +57,7 @@ fn request(workspace: &Workspace, args: &ConvertArgs) -> Result<ConvertRequest, 
         None => None,
     };
     Ok(ConvertRequest {
-        source: find(workspace, &args.source)?,
+        source: workspace.find_weights(&args.source)?,
         target: args.target.clone(),
         to: match args.to {
             FormArg::Internal => Form::Internal,
@@ -83,7 +83,7 @@ fn request(workspace: &Workspace, args: &ConvertArgs) -> Result<ConvertRequest, 
         force: args.force,
         shard_bytes,
         link: args.link,
-        merge: args.merge.as_ref().map(|adapter| find(workspace, adapter.as_str())).transpose()?,
+        merge: args.merge.as_ref().map(|adapter| workspace.find_weights(adapter.as_str())).transpose()?,
         scale: args.scale,
         ema: args.ema.into(),
     })

@@ -3,7 +3,7 @@
 use crate::args::InspectArgs;
 use crate::command_error::CommandError;
 use crate::commands::report_latest;
-use crate::commands::transfer::{Transfer, find};
+use crate::commands::transfer::Transfer;
 use crate::output::{self, Side};
 use crate::workspace::Workspace;
 use camino::Utf8Path;
@@ -11,10 +11,10 @@ use weights::{Changed, Difference, Inspection, NotFinite, TensorRow, WeightsSour
 
 /// Shows the properties of weights, or their differences from other weights.
 pub fn run(workspace: &Workspace, args: &InspectArgs) -> Result<(), CommandError> {
-    let path = find(workspace, &args.path)?;
+    let path = workspace.find_weights(&args.path)?;
     report_latest(&args.path, &path, args.output.json);
     if let Some(other) = &args.other {
-        return compare(&path, &find(workspace, other)?, args);
+        return compare(&path, &workspace.find_weights(other)?, args);
     }
     let mut transfer = Transfer::begin();
     let seen = weights::inspect_with(&path, args.stats, &mut |progress| transfer.step(progress));

@@ -1,12 +1,8 @@
-//! Helpers of commands that read or write weights: finding them, progress on standard error, and interruption by a signal.
+//! Helpers of commands that read or write weights: progress on standard error, and interruption by a signal.
 
-use crate::command_error::CommandError;
 use crate::output::{self, note};
 use crate::signals;
 use crate::terminal::takes_escapes;
-use crate::workspace::{Needs, Workspace};
-use camino::{Utf8Path, Utf8PathBuf};
-use rundir::{ErrorCode, Failure};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::io;
 use std::ops::ControlFlow;
@@ -22,41 +18,6 @@ const DRAW: Duration = Duration::from_millis(100);
 const LOG: Duration = Duration::from_secs(10);
 /// The width of the progress bar, in characters.
 const WIDTH: u64 = 24;
-
-/// Finds weights by their path, by the name of a downloaded model, or by the name of a run.
-pub fn find(workspace: &Workspace, given: &str) -> Result<Utf8PathBuf, CommandError> {
-    let path = Utf8Path::new(given);
-    if path.exists() {
-        return Ok(path.to_owned());
-    }
-    let settings = hub::Settings::from_environment(&|name| std::env::var(name).ok());
-    if let Some(folder) = settings.ok().and_then(|settings| hub::fetched(given, &settings.cache)) {
-        return Ok(folder);
-    }
-    let command = hub::fetch_command(given);
-    if given.contains('/') {
-        let Some(command) = command else { return Ok(path.to_owned()) };
-        return Err(CommandError::request(Failure::new(
-            ErrorCode::NotFound,
-            format!("cannot find '{given}'"),
-            "there is no such file or folder",
-            format!(
-                "check the path; if it is a model of the Hugging Face Hub: {command}, and name the folder that it prints"
-            ),
-        )));
-    }
-    let download = command.map_or_else(String::new, |command| format!("; download it: {command}"));
-    workspace.find_for(given, Needs::Weights).map(|run| run.root).map_err(|refusal| {
-        let Failure { why, fix, .. } = refusal.into_failure();
-        let why = format!("there is no such file, folder or run: {why}");
-        CommandError::request(Failure::new(
-            ErrorCode::NotFound,
-            format!("cannot find '{given}'"),
-            why,
-            format!("check the path; {fix}{download}"),
-        ))
-    })
-}
 
 /// The unit in which progress is counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -3,7 +3,7 @@
 use super::{Init, LaunchOptions, Needs, Workspace};
 use crate::command_error::CommandError;
 use crate::conversions;
-use camino::Utf8Path;
+use camino::{Utf8Path, Utf8PathBuf};
 use plan::Weights;
 use recipe::{Curriculum, JobKind, Recipe, StageSpec, StageStart, Task};
 use rundir::{ErrorCode, Failure, Lineage, RunDir};
@@ -21,6 +21,41 @@ impl Workspace {
                 StageStart::Previous => Some(self.weights_of_previous_stage(curriculum, stage)?),
             },
             (Init::ByStage, None) => None,
+        })
+    }
+
+    /// Finds weights by their path, by the name of a downloaded model, or by the name of a run.
+    pub fn find_weights(&self, given: &str) -> Result<Utf8PathBuf, CommandError> {
+        let path = Utf8Path::new(given);
+        if path.exists() {
+            return Ok(path.to_owned());
+        }
+        let settings = hub::Settings::from_environment(&|name| std::env::var(name).ok());
+        if let Some(folder) = settings.ok().and_then(|settings| hub::fetched(given, &settings.cache)) {
+            return Ok(folder);
+        }
+        let command = hub::fetch_command(given);
+        if given.contains('/') {
+            let Some(command) = command else { return Ok(path.to_owned()) };
+            return Err(CommandError::request(Failure::new(
+                ErrorCode::NotFound,
+                format!("cannot find '{given}'"),
+                "there is no such file or folder",
+                format!(
+                    "check the path; if it is a model of the Hugging Face Hub: {command}, and name the folder that it prints"
+                ),
+            )));
+        }
+        let download = command.map_or_else(String::new, |command| format!("; download it: {command}"));
+        self.find_for(given, Needs::Weights).map(|run| run.root).map_err(|refusal| {
+            let Failure { why, fix, .. } = refusal.into_failure();
+            let why = format!("there is no such file, folder or run: {why}");
+            CommandError::request(Failure::new(
+                ErrorCode::NotFound,
+                format!("cannot find '{given}'"),
+                why,
+                format!("check the path; {fix}{download}"),
+            ))
         })
     }
 

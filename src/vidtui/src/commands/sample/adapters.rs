@@ -1,7 +1,6 @@
 //! The LoRA adapters that `vidtui sample --lora` merges into the sampled weights.
 
 use crate::command_error::CommandError;
-use crate::commands::transfer;
 use crate::workspace::Workspace;
 use recipe::{MergedLora, Recipe};
 use weights::{LoraFile, WeightsSource};
@@ -19,7 +18,7 @@ pub fn add(
     for text in given {
         let MergedLora { path, weight } = MergedLora::parse(text);
         // A run stands for its newest checkpoint.
-        let path = WeightsSource::open(&transfer::find(workspace, path.as_str())?)?.location.weights;
+        let path = WeightsSource::open(&workspace.find_weights(path.as_str())?)?.location.weights;
         let path = workspace.here.join(path);
         let lora = LoraFile::open(&path)?;
         lora.check_model(&specs)?;

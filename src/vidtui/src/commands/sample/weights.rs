@@ -1,7 +1,7 @@
 //! Finds the weights to sample: those of a run or a checkpoint, or other weights, which are converted once.
 
 use crate::command_error::CommandError;
-use crate::commands::transfer::{self, Transfer};
+use crate::commands::transfer::Transfer;
 use crate::output::note;
 use crate::workspace::Workspace;
 use camino::{Utf8Path, Utf8PathBuf};
@@ -41,7 +41,7 @@ pub struct Pipeline {
 impl SampledWeights {
     /// Finds weights. Weights of diffusers and of other trainers need a conversion, unless they were converted earlier.
     pub fn find(workspace: &Workspace, given: &str) -> Result<Self, CommandError> {
-        let source = WeightsSource::open(&transfer::find(workspace, given)?)?;
+        let source = WeightsSource::open(&workspace.find_weights(given)?)?;
         let kind = source.location.kind;
         if matches!(kind, SourceKind::Checkpoint | SourceKind::Run) {
             return Ok(Self { source, conversion: None, pipeline: None });
