@@ -35,6 +35,7 @@ pub enum Action {
     // runs
     Open,
     NewRun,
+    Queue,
     NextStage,
     Resume,
     ResumeWith,
@@ -432,6 +433,7 @@ const RUNS: &[Binding] = with_motion![
         .shown_when(Condition::SeveralRunsListed),
     bind(&[Key::ch('c')], Action::Compare, "compare", "Compare the metrics and recipes of the marked runs")
         .when(Condition::SeveralRunsMarked),
+    bind(&[Key::ch('w')], Action::Queue, "", "Show the whole queue of runs that wait, or only its first entries"),
     bind(&[Key::ch('y')], Action::CopyPath, "", "Copy the path of the run's folder"),
     bind(&[ESC], Action::Back, "", "Clear the marks, or the filter"),
 ];

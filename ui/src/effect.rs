@@ -270,6 +270,8 @@ pub enum Watch {
     Curricula,
     /// The alerts of all runs: `Msg::Alerts` at once, then whenever something changes.
     Alerts,
+    /// The queue: `Msg::Queue` at once, then whenever something changes.
+    Queue,
     /// The recipes: `Msg::Recipes` at once, then whenever something changes.
     Recipes,
     /// The plan and the checks of a launch: `Msg::Draft` repeatedly, again whenever one of its files changes.

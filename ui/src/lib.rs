@@ -62,8 +62,8 @@ pub use key_map::{KeyChange, KeyError, KeyMap};
 pub use model::{Input, MOST_COMPARED, Model, Notice, Purpose, Screen, Session, closing_message, context};
 pub use msg::{
     AlertRow, Clip, CurriculumView, EarlierError, EarlierErrors, JobId, JobMsg, Key, KeyCode, LogChunk, Mouse,
-    MouseKind, Msg, NodeMsg, Outcome, RankLines, RecipeFacts, RecipeView, RunList, RunMsg, RunRow, RunStatus, Size,
-    StageView,
+    MouseKind, Msg, NodeMsg, Outcome, QueueRow, RankLines, RecipeFacts, RecipeView, RunList, RunMsg, RunRow, RunStatus,
+    Size, StageView,
 };
 pub use recipe_setting::{Difference, RecipeSetting, differences};
 pub use run_state::short_id;

@@ -45,7 +45,7 @@ use crate::fleet::{Fleet, FleetSource, NodeView};
 use crate::jobs::Jobs;
 use crate::key_map::KeyMap;
 use crate::layout;
-use crate::msg::{AlertRow, CurriculumView, RecipeView, RunList, RunRow, Size, StageView};
+use crate::msg::{AlertRow, CurriculumView, QueueRow, RecipeView, RunList, RunRow, Size, StageView};
 use crate::panel_set::PanelChoice;
 use crate::run_state::{StateKind, short_id};
 use crate::theme::{Symbols, Theme};
@@ -96,6 +96,8 @@ pub struct Model {
     pub curricula: Option<Vec<CurriculumView>>,
     /// The alerts of all runs, newest first; `None` while they load.
     pub alerts: Option<Vec<AlertRow>>,
+    /// The entries of the queue whose runs have not started, in their order.
+    pub queue: Vec<QueueRow>,
     /// All recipes; `None` while they load.
     pub recipes: Option<Vec<RecipeView>>,
     /// The screen that is shown.

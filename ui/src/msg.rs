@@ -131,6 +131,8 @@ pub enum Msg {
     Runs(Result<RunList, Failure>),
     /// The alerts of all runs, newest first (answers [`Watch::Alerts`](crate::Watch::Alerts)).
     Alerts(Vec<AlertRow>),
+    /// The entries of the queue whose runs have not started, in their order (answers [`Watch::Queue`](crate::Watch::Queue)).
+    Queue(Vec<QueueRow>),
     /// All curricula (answers [`Watch::Curricula`](crate::Watch::Curricula)).
     Curricula(Vec<CurriculumView>),
     /// All recipes (answers [`Watch::Recipes`](crate::Watch::Recipes)).
@@ -170,6 +172,17 @@ pub enum Msg {
         /// The update.
         what: JobMsg,
     },
+}
+
+/// An entry of the queue whose run has not started.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QueueRow {
+    /// The number of the entry.
+    pub id: u32,
+    /// The recipe file, or `CURRICULUM:STAGE`.
+    pub recipe: String,
+    /// What the entry waits for, or that it is held: `waits for demo-2s-k7f2 on devbox`.
+    pub state: String,
 }
 
 /// An alert as the Alerts screen shows it.

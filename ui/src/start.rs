@@ -68,6 +68,7 @@ impl Model {
             runs: None,
             curricula: None,
             alerts: None,
+            queue: Vec::new(),
             recipes: None,
             screen: if setup.open.is_some() { Screen::Run } else { Screen::Runs },
             screens: Screens {

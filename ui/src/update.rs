@@ -61,6 +61,10 @@ pub fn update(model: &mut Model, msg: Msg) -> Vec<Effect> {
             Screen::ALL.into_iter().for_each(|screen| behaviour(screen).keep_selection(model));
         }
         Msg::Alerts(alerts) => return alerts::on_alerts(model, alerts),
+        Msg::Queue(queue) => {
+            model.queue = queue;
+            runs::keep_selection(model);
+        }
         Msg::Curricula(curricula) => {
             model.curricula = Some(curricula);
             stages::keep_selection(model);

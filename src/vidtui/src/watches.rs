@@ -44,6 +44,8 @@ const FINAL_GOODPUT: Duration = Duration::from_secs(60);
 const CURRICULA: Duration = Duration::from_secs(2);
 /// How often new alerts are read.
 const ALERTS: Duration = Duration::from_secs(2);
+/// How often the queue is read. What its first entry waits for depends on its recipe, its nodes and the runs on them.
+const QUEUE: Duration = Duration::from_secs(3);
 /// The most samples in one message: few enough that a key waits less than a millisecond, and that the queue needs little memory.
 const SAMPLES: usize = 250;
 /// The bytes at the end of a log that are read when it is opened: more than the screen keeps.
@@ -96,6 +98,7 @@ impl Stream {
             Watch::Runs => self.runs().await,
             Watch::Curricula => self.curricula().await,
             Watch::Alerts => self.alerts().await,
+            Watch::Queue => self.queue().await,
             Watch::Recipes => self.recipes().await,
             Watch::Draft(draft) => self.draft(&draft).await,
             Watch::Nodes(of) => self.nodes(&of).await,
@@ -131,6 +134,10 @@ impl Stream {
         let row = |state: AlertState| AlertRow { bell: wants(&state, "bell"), osc: wants(&state, "osc"), state };
         let read = || inbox.poll(&self.workspace.runs).into_iter().map(&row).collect::<Vec<_>>();
         self.repeat(ALERTS, read, Msg::Alerts).await
+    }
+
+    async fn queue(&self) -> Result<std::convert::Infallible, Ended> {
+        self.repeat(QUEUE, || self.workspace.queue_rows(), Msg::Queue).await
     }
 
     async fn recipes(&self) -> Result<std::convert::Infallible, Ended> {

@@ -65,6 +65,8 @@ pub struct RunsScreen {
     pub filter: String,
     /// The marked runs, to which resume, stop, kill and compare apply.
     pub marked: BTreeSet<RunId>,
+    /// Whether the section of the queue is shown as large as there is room, also if the queue is empty.
+    pub whole_queue: bool,
 }
 
 /// State of the Stages screen.

@@ -3,7 +3,7 @@
 
 use crate::advice;
 use crate::bindings::{Action, Context};
-use crate::effect::{Effect, Request};
+use crate::effect::{Effect, Request, Watch};
 use crate::goodput_text;
 use crate::jobs::Intent;
 use crate::layout;
@@ -11,7 +11,7 @@ use crate::model::{Input, Model, Purpose, RunScreen, Screen};
 use crate::msg::RunRow;
 use crate::run_actions;
 use crate::run_state::{StateKind, short_id};
-use crate::screens::{Behaviour, Press, compare, launch, preview, run, run_sections, stages};
+use crate::screens::{Behaviour, Press, compare, launch, preview, run, run_queue, run_sections, stages};
 use crate::text;
 use crate::widgets::details::{self, Section};
 use crate::widgets::table::{self, Align, Column, GAP, Rows, Table};
@@ -21,6 +21,7 @@ use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::{Position, Rect};
 use ratatui_core::style::Style;
 use ratatui_core::text::{Line, Span};
+use std::collections::BTreeSet;
 use units::counted;
 
 /// Rows of the details below the list.
@@ -63,6 +64,10 @@ impl Behaviour for Runs {
                     stages::open(model);
                 }
             }
+            Action::Queue => {
+                model.screens.runs.whole_queue = !model.screens.runs.whole_queue;
+                keep_selection(model);
+            }
             Action::Filter => {
                 model.input = Some(Input::new(Purpose::Filter, model.screens.runs.filter.clone()));
             }
@@ -88,7 +93,9 @@ impl Behaviour for Runs {
         Vec::new()
     }
 
-    fn view(&self, model: &Model, buf: &mut Buffer, body: Rect) {
+    fn view(&self, model: &Model, buf: &mut Buffer, _body: Rect) {
+        let (body, queue) = run_queue::areas(model);
+        run_queue::view(model, buf, queue);
         let list = match &model.runs {
             None => {
                 write_centered(model, buf, body, vec![Line::styled("Loading runs…", model.theme.faint)]);
@@ -123,6 +130,10 @@ impl Behaviour for Runs {
         model.screen = Screen::Runs;
     }
 
+    fn watches(&self, _: &Model, wanted: &mut BTreeSet<Watch>) {
+        wanted.insert(Watch::Queue);
+    }
+
     fn keep_selection(&self, model: &mut Model) {
         keep_selection(model);
     }
@@ -154,7 +165,7 @@ pub fn encode(model: &mut Model, arguments: String) -> Vec<Effect> {
 }
 
 fn list_area(model: &Model, rows: usize) -> (Rect, Rect) {
-    let body = layout::areas(model.size).body;
+    let (body, _) = run_queue::areas(model);
     let details = if body.width >= PREVIEW.0 && body.height >= 2 * PREVIEW.1 { PREVIEW.1 } else { DETAILS };
     layout::list_and_details(body, rows as u16 + 2, details)
 }

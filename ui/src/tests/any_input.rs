@@ -142,6 +142,11 @@ fn any_alerts() -> impl Strategy<Value = Msg> {
     })
 }
 
+fn any_queue() -> impl Strategy<Value = Msg> {
+    let row = (any::<u32>(), any_text(), any_text()).prop_map(|(id, recipe, state)| QueueRow { id, recipe, state });
+    prop::collection::vec(row, 0..9).prop_map(Msg::Queue)
+}
+
 fn any_row() -> impl Strategy<Value = RunRow> {
     let ids = prop::sample::select(vec![stage_1(), stage_2(), id("2026-11-20T0340-a-b")]);
     (ids, any_state(), any::<u64>(), any::<u64>(), any_number(), prop::option::of(any_number())).prop_map(
@@ -295,6 +300,7 @@ fn any_msg() -> impl Strategy<Value = Msg> {
         1 => any_number().prop_map(|t| Msg::Tick(NOW + t)),
         2 => prop::collection::vec(any_row(), 0..6).prop_map(|rows| Msg::Runs(Ok(RunList { rows, unreadable: vec![failure()] }))),
         2 => any_alerts(),
+        1 => any_queue(),
         1 => Just(Msg::Runs(Err(failure()))),
         1 => Just(Msg::Curricula(curricula())),
         1 => any_text().prop_map(|about| Msg::Recipes(vec![RecipeView { about, ..recipes().remove(1) }, recipes().remove(3)])),

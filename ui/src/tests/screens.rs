@@ -522,3 +522,37 @@ fn no_color_writes_no_colour() {
         assert!(terminal.backend().buffer().content.iter().all(|cell| cell.fg == reset && cell.bg == reset));
     }
 }
+
+fn queue(count: u32) -> Msg {
+    let row = |id: u32| QueueRow {
+        id,
+        recipe: format!("/home/ada/vidtui/configs/cogvideox/5b-lora-{id}.toml"),
+        state: if id == 8 {
+            "waits for demo-2s-k7f2 on devbox".into()
+        } else {
+            format!("waits for entry {} to start", id - 1)
+        },
+    };
+    Msg::Queue((8..8 + count).map(row).collect())
+}
+
+#[test]
+fn the_runs_that_wait_in_the_queue_are_below_the_list() {
+    let mut ui = Ui::with_runs(vec![running(83)]);
+    assert!(watches(&ui.model).contains(&Watch::Queue));
+    ui.send(queue(5));
+    insta::assert_snapshot!("runs_with_a_queue_80x24", ui.screen());
+    ui.press("w");
+    insta::assert_snapshot!("runs_with_the_whole_queue_80x24", ui.screen());
+    ui.resize(160, 48);
+    insta::assert_snapshot!("runs_with_the_whole_queue_160x48", ui.screen());
+}
+
+#[test]
+fn the_list_of_actions_finds_the_queue_which_may_be_empty() {
+    let mut ui = Ui::with_runs(vec![running(83)]);
+    ui.press("2 :");
+    ui.type_in("queue");
+    ui.press("Enter");
+    insta::assert_snapshot!("runs_with_an_empty_queue_80x24", ui.screen());
+}

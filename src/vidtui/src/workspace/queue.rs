@@ -10,6 +10,8 @@ use recipe::{JobKind, StageStart};
 use rundir::{ErrorCode, Failure, Queue, QueueEntry, QueueState, QueueWorker, RunDir, RunId, SCHEMA};
 use runstate::{Liveness, RunState};
 use std::fmt;
+use ui::QueueRow;
+use ui::run_state::short_id;
 
 /// A launch that was checked, for a new entry.
 pub struct CheckedLaunch {
@@ -33,6 +35,19 @@ pub enum Wait {
         /// The nodes that both use.
         nodes: Vec<NodeId>,
     },
+}
+
+impl Wait {
+    /// Completes the sentence "waits for …", with the id of a run without its date.
+    fn short(&self) -> String {
+        match self {
+            Wait::Nodes { run, nodes } => {
+                let run = RunId::parse(run).map_or_else(|_| run.clone(), |run| short_id(&run).to_owned());
+                Wait::Nodes { run, nodes: nodes.clone() }.to_string()
+            }
+            wait => wait.to_string(),
+        }
+    }
 }
 
 /// Completes the sentence "waits for …".
@@ -173,6 +188,23 @@ impl Workspace {
             return None;
         }
         self.ready(entry, entries).ok()?.err()
+    }
+
+    /// Returns the entries whose runs have not started, for the console. A queue that cannot be read has none: `vidtui queue` reports why.
+    pub fn queue_rows(&self) -> Vec<QueueRow> {
+        let entries = self.queue().entries().unwrap_or_default();
+        let row = |entry: &QueueEntry| QueueRow {
+            id: entry.id,
+            recipe: entry.launch.first().cloned().unwrap_or_default(),
+            state: match (&entry.state, &entry.owner) {
+                (QueueState::Held, _) => "held".to_owned(),
+                (_, Some(owner)) => format!("waits for a worker of {owner}"),
+                _ => self
+                    .waits_for(entry, &entries)
+                    .map_or("waits".to_owned(), |wait| format!("waits for {}", wait.short())),
+            },
+        };
+        entries.iter().filter(|entry| entry.is_pending()).map(row).collect()
     }
 
     /// Reads the recipe and the nodes of an entry, or returns what it waits for.
