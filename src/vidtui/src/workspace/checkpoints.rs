@@ -2,7 +2,7 @@
 
 use super::Workspace;
 use plan::{CheckpointDelete, CheckpointUse, DeleteRequest, UseOf};
-use rundir::{Checkpoint, CheckpointManifest, ErrorCode, Failure, RunDir, StartFrom};
+use rundir::{Checkpoint, ErrorCode, Failure, RunDir, StartFrom};
 use runstate::{RunState, RunSummary};
 
 impl Workspace {
@@ -69,12 +69,8 @@ impl Workspace {
         let others = runs.into_iter().filter(|run| run.run.id != owner.run.id);
         let uses = others.filter_map(|other| {
             let lineage = other.run.lineage.as_ref();
-            let is_parent = lineage.is_some_and(|from| from.run == owner.run.id && from.step == step);
-            let is_start = match &other.run.start {
-                // Converted weights name the run and the step that they come from, and do not need that checkpoint.
-                StartFrom::Weights { path } => is_it(path) || is_parent && CheckpointManifest::read(path).is_err(),
-                _ => is_parent,
-            };
+            let is_start = lineage.is_some_and(|from| from.run == owner.run.id && from.step == step)
+                || matches!(&other.run.start, StartFrom::Weights { path } if is_it(path));
             // Adapters need the weights that they were trained on.
             let newest = other.checkpoint.as_ref().and_then(|newest| Checkpoint::open(&newest.dir).ok());
             let is_base = newest.and_then(|newest| newest.manifest.base).is_some_and(|base| is_it(&base.path));
