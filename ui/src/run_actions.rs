@@ -9,7 +9,6 @@ use crate::model::{Input, LogsScreen, Model, Purpose, Screen};
 use crate::msg::RunRow;
 use crate::rank_set::RankSet;
 use crate::run_state::{StateKind, short_id};
-use crate::screens::launch;
 use plan::ResumeOptions;
 use rundir::RunId;
 use units::counted;
@@ -155,7 +154,7 @@ pub fn act(model: &mut Model, action: Action) -> Vec<Effect> {
             let job = model.jobs.start(Intent::Stacks(run.clone()));
             vec![Effect::Job { job, request: Request::CollectStacks { run } }]
         }
-        Action::NextStage if launch::open_again(model, &run) => Vec::new(),
+        Action::NextStage if model.open_form_again(&run) => Vec::new(),
         Action::NextStage => {
             let job = model.jobs.start(Intent::PlanStage { stage: next.unwrap_or_default() });
             vec![Effect::Job { job, request: Request::PlanNext { run, step: None } }]

@@ -46,12 +46,12 @@ pub fn update(model: &mut Model, msg: Msg) -> Vec<Effect> {
     match msg {
         Msg::Key(key) => {
             let effects = on_key(model, key);
-            launch_form::keep_nodes(model);
+            model.keep_nodes_of_form();
             return effects;
         }
         Msg::Mouse(mouse) => {
             let effects = on_mouse(model, mouse);
-            launch_form::keep_nodes(model);
+            model.keep_nodes_of_form();
             return effects;
         }
         Msg::Draft { draft, what } => return launch_form::on_draft(model, &draft, what),
@@ -184,7 +184,7 @@ fn on_job(model: &mut Model, job: JobId, what: JobMsg) -> Vec<Effect> {
         }
         (JobMsg::LaunchRead(draft), _) => {
             model.launch_arguments.clear();
-            launch_form::open(model, *draft);
+            model.open_form(*draft);
         }
         (JobMsg::KillPlanned(plan), _) => {
             model.modal = Some(Modal::Kill(KillDialog { plan, yes: false, scroll: 0 }));

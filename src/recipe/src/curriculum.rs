@@ -8,7 +8,8 @@ use crate::name::is_name;
 use crate::nearest::nearest;
 use crate::value::shown;
 use crate::{
-    JobKind, Key, Kind, Origin, ParamSpec, RecipeError, RecipeErrorKind, Resolved, SCHEMA, Task, load, param_specs,
+    Change, JobKind, Key, Kind, Origin, ParamSpec, RecipeError, RecipeErrorKind, Resolved, SCHEMA, Task, load,
+    param_specs,
 };
 
 /// Stages in the order in which they are trained.
@@ -46,17 +47,6 @@ pub enum StageStart {
     Previous,
     /// The step folder of a checkpoint.
     Path(Utf8PathBuf),
-}
-
-/// A key that a stage changes.
-#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct Change {
-    /// The key, such as `model.latent_frames`.
-    pub key: String,
-    /// The value in the previous stage; `None` for the first stage.
-    pub from: Option<String>,
-    /// The value in this stage.
-    pub to: String,
 }
 
 impl Curriculum {

@@ -103,3 +103,8 @@ impl<'de> Deserialize<'de> for Family {
         CogVideoXKeys::deserialize(deserializer).map(Family::CogVideoX)
     }
 }
+
+/// Returns every tensor of a model without adapters: the root's first, then block by block.
+pub fn param_specs(model: &Model) -> Vec<ParamSpec> {
+    model.family().param_specs(model)
+}

@@ -59,15 +59,15 @@ pub use buckets::{Bucket, BucketRule, BucketSpec, Buckets, ClipSize, Misfit};
 pub use command::{Command, OtherTrainer, Per, TrainerKind, fill};
 pub use condition::{ConditionKind, Conditioning, MaskKind};
 pub use cost::{BlockCost, Cost, Flops, GPU_SHARE, Offloaded, Overhead, RankMemory, Traffic, save_reserve_s};
-pub use curriculum::{Change, Curriculum, StageSpec, StageStart};
+pub use curriculum::{Curriculum, StageSpec, StageStart};
 pub use ema::{Ema, EmaDevice, EmaWarmup, UseEma};
 pub use encode::{CropMode, Encode, Encoders, FrameMode, LATENT_FRAMES, Task, Tiling, nearest_clip_frames};
 pub use env::{Env, EnvPreset, SHARED_GPUS, is_reserved, is_variable_name};
 pub use error::{RecipeError, RecipeErrorKind};
-pub use families::Family;
 pub use families::cogvideox::{
     BetaSchedule, CogVideoXKeys, Layer, LrAlignment, Positions, Rotary, SEGMENT_FRAMES, TimestepSpacing,
 };
+pub use families::{Family, param_specs};
 pub use file::first_comment;
 pub use fit::MeshFit;
 pub use fit_memory::MemoryFit;
@@ -85,10 +85,10 @@ pub use model::{Model, Shape};
 pub use name::{is_name_char, name_of};
 pub use nearest::nearest;
 pub use optim::{Optimizer, OptimizerGroup, OptimizerKind, StateBytes};
-pub use params::{FsdpUnit, ParamGroup, ParamInit, ParamRole, ParamSpec, Split, param_specs};
+pub use params::{FsdpUnit, ParamGroup, ParamInit, ParamRole, ParamSpec, Split};
 pub use prompt::{Prompt, WrongFlag, prompt_lines};
 pub use recipe::Recipe;
-pub use resume::{ResumeChange, ResumeEffect};
+pub use resume::{Change, ResumeChange, ResumeEffect};
 pub use sample::{
     BadPrompt, DynamicGuidance, MaskedVideo, MergedLora, PIXELS, SampleScheduler, SampleSpec, Sampling, VIDEO_FRAMES,
     decoded_frames, latent_frames,

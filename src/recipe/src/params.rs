@@ -1,11 +1,8 @@
 //! Every tensor of the model: names, shapes, initialization, optimizer group and TP split.
 
-use crate::Model;
-use crate::families::cogvideox::TTT_VIDEO;
-
 /// One tensor of the model.
 ///
-/// [`param_specs`] lists them. That list defines the tensors of a checkpoint, the target of the weight converter, the
+/// [`param_specs`](crate::param_specs) lists them. That list defines the tensors of a checkpoint, the target of the weight converter, the
 /// groups of the optimizer and the parameter count on screen.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParamSpec {
@@ -44,19 +41,6 @@ impl ParamSpec {
     /// Returns the number of elements.
     pub fn len(&self) -> u64 {
         self.shape.iter().map(|&size| size as u64).product()
-    }
-
-    /// Returns the tensor's name in a ttt-video-dit checkpoint, such as `layers.3.seq_modeling_block.q.weight`; `None`
-    /// for tensors that such a checkpoint does not have.
-    pub fn ttt_video(&self) -> Option<String> {
-        let (unit, name) = match self.unit {
-            FsdpUnit::Root => (String::new(), self.name.as_str()),
-            FsdpUnit::Block(i) => (format!("layers.{i}."), self.name.strip_prefix(&format!("blocks.{i}."))?),
-        };
-        let (ours, theirs) = TTT_VIDEO
-            .iter()
-            .find(|(ours, _)| name.strip_prefix(ours).is_some_and(|rest| rest.is_empty() || rest.starts_with('.')))?;
-        Some(format!("{unit}{theirs}{}", &name[ours.len()..]))
     }
 
     /// Returns the offset and the shape of the part of the tensor that rank `rank` of a TP group of `tp` ranks has.
@@ -134,9 +118,4 @@ pub enum ParamGroup {
     Ttt,
     /// `lr`: everything else.
     Rest,
-}
-
-/// Returns every tensor of a model without adapters: the root's first, then block by block.
-pub fn param_specs(model: &Model) -> Vec<ParamSpec> {
-    model.family().param_specs(model)
 }

@@ -1,7 +1,7 @@
 //! The keys that a resume may change, and what each change does to the losses.
 
 use crate::load::load_text;
-use crate::{Change, Key, Recipe, RecipeError};
+use crate::{Key, Recipe, RecipeError};
 use camino::Utf8Path;
 
 /// The effect of a changed key on a run that continues from its checkpoint.
@@ -52,6 +52,17 @@ pub(crate) const WEIGHTS: ResumeEffect = ResumeEffect::Refused("the weights of t
 pub(crate) const STATE: ResumeEffect =
     ResumeEffect::Refused("the checkpoint has the optimizer's state of the old value");
 pub(crate) const TENSORS: ResumeEffect = ResumeEffect::Refused("the checkpoint has the tensors of the old value");
+
+/// A key that a stage or a resume changes.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Change {
+    /// The key, such as `model.latent_frames`.
+    pub key: String,
+    /// The value before; `None` for the first stage.
+    pub from: Option<String>,
+    /// The new value.
+    pub to: String,
+}
 
 /// A key that a resume changes.
 #[derive(Debug, Clone, PartialEq)]

@@ -12,7 +12,6 @@ mod command_error;
 mod commands;
 mod comparison;
 mod console;
-mod conversions;
 mod curves;
 mod dataset;
 mod documents;

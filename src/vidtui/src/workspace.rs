@@ -14,6 +14,7 @@ use std::time::Duration;
 mod actions;
 mod checkpoints;
 mod context;
+pub mod conversions;
 mod draft;
 mod heal;
 mod kill;
@@ -37,6 +38,7 @@ pub use named_run::{LATEST, Needs};
 pub use queue::{Turn, Wait};
 pub use stacks::{CollectedStacks, stacks_in_words};
 pub use subject::{Fitting, Subject, curriculum, named_stage, recipe_failure, stage_view};
+pub use weights::{conversion_command, conversion_that_helps};
 
 /// The folders, nodes and caches that commands and the console work with.
 pub struct Workspace {

@@ -5,7 +5,6 @@ use crate::draft::LaunchTarget;
 use crate::effect::Effect;
 use crate::layout;
 use crate::model::{Modal, Model, TargetsDialog};
-use crate::screens::launch;
 use crate::text;
 use crate::widgets::{dialog, hint};
 use ratatui_core::buffer::Buffer;
@@ -30,7 +29,7 @@ pub fn on_action(model: &mut Model, mut dialog: TargetsDialog, action: Action) -
                 form.node = 0;
             }
             form.change(|draft| draft.target = target.clone());
-            launch::keep_nodes(model);
+            model.keep_nodes_of_form();
         }
         _ => model.modal = Some(Modal::Targets(dialog)),
     }

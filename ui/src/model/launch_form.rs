@@ -1,13 +1,16 @@
 //! State of the launch form: the draft of the launch, and the answers of the shell to the draft.
 
+use super::{Model, NodesScreen};
 use crate::conversion::ConvertOptions;
 use crate::draft::{DraftMsg, LaunchDraft, LaunchTarget, PreflightResult, PreflightRow};
+use crate::fleet::FleetSource;
 use crate::model::Screen;
 use camino::{Utf8Path, Utf8PathBuf};
 use cluster::NodeId;
 use plan::LaunchPlan;
 use recipe::{Origin, RecipeError, Resolved, SettingRow, Settings};
 use rundir::Failure;
+use rundir::RunId;
 
 /// State of the launch form.
 #[derive(Debug, Clone)]
@@ -252,6 +255,48 @@ impl LaunchForm {
         match recipe.rsplit_once(':') {
             Some((_, stage)) if !recipe.ends_with(".toml") => stage.to_owned(),
             _ => Utf8Path::new(recipe).file_stem().unwrap_or(recipe).to_owned(),
+        }
+    }
+}
+
+impl Model {
+    /// Opens the launch form. If the form of the same recipe is still open, it keeps its settings.
+    pub fn open_form(&mut self, draft: LaunchDraft) {
+        let is_open = self.screens.form.as_ref().is_some_and(|form| form.draft.recipe == draft.recipe);
+        if !is_open {
+            let from = if self.screen == Screen::Launch { Screen::Recipes } else { self.screen };
+            self.screens.form = Some(LaunchForm::new(draft, from));
+        }
+        self.screen = Screen::Launch;
+        self.keep_nodes_of_form();
+    }
+
+    /// Opens the launch form for a recipe, with the target that the console was started with.
+    pub fn open_form_of(&mut self, recipe: String) {
+        let draft = LaunchDraft { recipe, ..self.launch.clone() };
+        self.open_form(draft);
+    }
+
+    /// Opens the launch form with the recipe and the overrides of a run, for the target that the console was started with. If the form that
+    /// this run opened is still open, it keeps its settings. Returns `false` if the recipe file of the run is not known.
+    pub fn open_form_again(&mut self, run: &RunId) -> bool {
+        let Some(launch) = self.row(run).and_then(|row| row.launch.as_deref()) else { return false };
+        let LaunchDraft { recipe, name, init, sets, .. } = launch.clone();
+        let draft = LaunchDraft { recipe, name, init, sets, ..self.launch.clone() };
+        self.screens.form.take_if(|form| form.opened_with != draft);
+        self.open_form(draft);
+        true
+    }
+
+    /// Switches the watched nodes to those of the form's hostfile while the form is shown.
+    pub fn keep_nodes_of_form(&mut self) {
+        let Some(form) = self.screens.form.as_ref().filter(|_| self.screen == Screen::Launch) else { return };
+        let Some(path) = form.draft.target.hostfile() else { return };
+        let of = FleetSource::Hostfile(path.to_owned());
+        if self.fleet.of != of {
+            self.fleet.turn_to(of);
+            self.screens.nodes = NodesScreen { sort: self.screens.nodes.sort, ..NodesScreen::default() };
+            self.screens.node = None;
         }
     }
 }

@@ -7,55 +7,14 @@ use crate::effect::{Effect, Request, Watch};
 use crate::fleet::{Fleet, FleetSource};
 use crate::jobs::Intent;
 use crate::layout;
-use crate::model::{FormPanel, Input, LaunchForm, Modal, Model, NodesScreen, Purpose, Screen, Session, TargetsDialog};
+use crate::model::{FormPanel, Input, LaunchForm, Modal, Model, Purpose, Screen, Session, TargetsDialog};
 use crate::screens::{Behaviour, NO_FORM, Press, Wheel, convert, launch_field, launch_view};
 use crate::text;
 use cluster::NodeId;
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::{Position, Rect};
 use recipe::{RecipeError, RecipeErrorKind};
-use rundir::RunId;
 use std::collections::BTreeSet;
-
-/// Opens the form. If the form of the same recipe is still open, it keeps its settings.
-pub fn open(model: &mut Model, draft: LaunchDraft) {
-    let is_open = model.screens.form.as_ref().is_some_and(|form| form.draft.recipe == draft.recipe);
-    if !is_open {
-        let from = if model.screen == Screen::Launch { Screen::Recipes } else { model.screen };
-        model.screens.form = Some(LaunchForm::new(draft, from));
-    }
-    model.screen = Screen::Launch;
-    keep_nodes(model);
-}
-
-/// Opens the form for a recipe, with the target that the console was started with.
-pub fn open_recipe(model: &mut Model, recipe: String) {
-    let draft = LaunchDraft { recipe, ..model.launch.clone() };
-    open(model, draft);
-}
-
-/// Opens the form with the recipe and the overrides of a run, for the target that the console was started with. If the form that this run
-/// opened is still open, it keeps its settings. Returns `false` if the recipe file of the run is not known.
-pub fn open_again(model: &mut Model, run: &RunId) -> bool {
-    let Some(launch) = model.row(run).and_then(|row| row.launch.as_deref()) else { return false };
-    let LaunchDraft { recipe, name, init, sets, .. } = launch.clone();
-    let draft = LaunchDraft { recipe, name, init, sets, ..model.launch.clone() };
-    model.screens.form.take_if(|form| form.opened_with != draft);
-    open(model, draft);
-    true
-}
-
-/// Switches the watched nodes to those of the form's hostfile while the form is shown.
-pub fn keep_nodes(model: &mut Model) {
-    let Some(form) = model.screens.form.as_ref().filter(|_| model.screen == Screen::Launch) else { return };
-    let Some(path) = form.draft.target.hostfile() else { return };
-    let of = FleetSource::Hostfile(path.to_owned());
-    if model.fleet.of != of {
-        model.fleet.turn_to(of);
-        model.screens.nodes = NodesScreen { sort: model.screens.nodes.sort, ..NodesScreen::default() };
-        model.screens.node = None;
-    }
-}
 
 /// Applies an answer of the shell to a draft. If the user has already pressed Enter, the run starts once all checks
 /// have passed.
@@ -132,7 +91,7 @@ impl Behaviour for Launch {
         }
         model.screen = Screen::Launch;
         // Another screen may have changed the source of the nodes.
-        keep_nodes(model);
+        model.keep_nodes_of_form();
     }
 
     fn tab(&self) -> Action {

@@ -7,7 +7,7 @@ use crate::layout;
 use crate::model::{Input, Model, Purpose, Screen};
 use crate::msg::RecipeView;
 use crate::run_state::StateKind;
-use crate::screens::{Behaviour, Press, launch, recipe_details};
+use crate::screens::{Behaviour, Press, recipe_details};
 use crate::text;
 use crate::widgets::table::{self, Align, Column, GAP, Table};
 use crate::widgets::{details, hint, write, write_centered, write_split};
@@ -103,7 +103,7 @@ impl Behaviour for Recipes {
         }
         match action {
             Action::LaunchForm => match selected(model).map(|recipe| recipe.path.to_string()) {
-                Some(path) => launch::open_recipe(model, path),
+                Some(path) => model.open_form_of(path),
                 None => model.warn("There is no recipe to launch"),
             },
             Action::LaunchRecipe => model.input = Some(Input::new(Purpose::Launch, model.launch_arguments.as_str())),

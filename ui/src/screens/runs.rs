@@ -11,7 +11,7 @@ use crate::model::{Input, Model, Purpose, RunScreen, Screen};
 use crate::msg::RunRow;
 use crate::run_actions;
 use crate::run_state::{StateKind, short_id};
-use crate::screens::{Behaviour, Press, compare, launch, preview, run, run_queue, run_sections, stages};
+use crate::screens::{Behaviour, Press, compare, preview, run, run_queue, run_sections, stages};
 use crate::text;
 use crate::widgets::details::{self, Section};
 use crate::widgets::table::{self, Align, Column, GAP, Rows, Table};
@@ -60,7 +60,7 @@ impl Behaviour for Runs {
         match action {
             Action::NewRun => {
                 let run = rows.get(at).map(|row| row.run.clone());
-                if !run.is_some_and(|run| launch::open_again(model, &run)) {
+                if !run.is_some_and(|run| model.open_form_again(&run)) {
                     stages::open(model);
                 }
             }

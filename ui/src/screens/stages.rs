@@ -8,7 +8,7 @@ use crate::layout;
 use crate::model::{FailureDialog, Input, Modal, Model, Purpose, Screen};
 use crate::msg::{CurriculumView, RunRow, StageView};
 use crate::run_state::StateKind;
-use crate::screens::{Behaviour, Press, launch, stage_details};
+use crate::screens::{Behaviour, Press, stage_details};
 use crate::text;
 use crate::widgets::{details, failure_lines, hint, progress, state, write, write_centered, write_lines};
 use ratatui_core::buffer::Buffer;
@@ -297,7 +297,7 @@ fn start(model: &mut Model) -> Vec<Effect> {
         fit: Fit::ToTarget,
         ..model.launch.clone()
     };
-    launch::open(model, draft);
+    model.open_form(draft);
     Vec::new()
 }
 

@@ -8,7 +8,6 @@ mod params;
 mod rules;
 
 pub use keys::{BetaSchedule, CogVideoXKeys, Layer, LrAlignment, Positions, Rotary, SEGMENT_FRAMES, TimestepSpacing};
-pub(crate) use names::TTT_VIDEO;
 
 use super::{Family, FamilySpec};
 use crate::check::Rules;

@@ -98,10 +98,10 @@ pub fn execute(
     for warning in &plan.warnings {
         note!("warning: {warning}");
     }
+    let dir = workspace.launch(plan, &|step| note!("{step}"))?;
     if let Some((_, weights)) = plan.summary.iter().find(|(name, _)| name == "weights" && !then.output.json) {
         note!("weights: {weights}");
     }
-    let dir = workspace.launch(plan, &|step| note!("{step}"))?;
     report(plan, then.output.json, more)?;
     if then.wait { waiting::until_finished(workspace, &dir) } else { Ok(()) }
 }

@@ -36,7 +36,7 @@ pub fn run(workspace: &Workspace, args: &SampleArgs) -> Result<(), CommandError>
         if args.output.json {
             return output::json(&serde_json::json!({ "conversion": super::convert::document(plan, None) }));
         }
-        return output::text(&output::facts(&crate::conversions::facts(plan)));
+        return output::text(&output::facts(&crate::workspace::conversions::facts(plan)));
     }
     if weights.conversion.is_some() && is_this_machine(workspace, args) {
         // The checks of the launch find a missing ffmpeg only after the conversion.

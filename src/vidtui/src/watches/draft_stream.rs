@@ -2,8 +2,7 @@
 
 use super::{Ended, LIST, Stream};
 use crate::checks;
-use crate::conversions;
-use crate::workspace::{DraftFiles, DraftLaunch, Init, LaunchOptions, hashed};
+use crate::workspace::{DraftFiles, DraftLaunch, Init, LaunchOptions, conversion_that_helps, hashed};
 use camino::{Utf8Path, Utf8PathBuf};
 use recipe::{JobKind, StageStart};
 use remote::{Check, CheckId};
@@ -114,5 +113,5 @@ fn conversion_for(options: &LaunchOptions<'_>) -> Option<ui::ConvertOptions> {
         },
         (Init::Run(_), _) | (Init::ByStage, None) => return None,
     };
-    conversions::that_helps(path, options.subject.resolved().recipe.model.cogvideox().layer)
+    conversion_that_helps(path, options.subject.resolved().recipe.model.cogvideox().layer)
 }

@@ -1,7 +1,9 @@
 //! The names of CogVideoX's tensors in ttt-video-dit.
 
+use crate::{FsdpUnit, ParamSpec};
+
 /// The names within a unit here and in ttt-video-dit. The text after the name is the same in both.
-pub(crate) const TTT_VIDEO: &[(&str, &str)] = &[
+const TTT_VIDEO: &[(&str, &str)] = &[
     ("patch_embed.video", "patch_embedding.vid_proj"),
     ("patch_embed.text", "patch_embedding.text_proj"),
     ("time_embed.linear1", "time_embed.0"),
@@ -35,3 +37,18 @@ pub(crate) const TTT_VIDEO: &[(&str, &str)] = &[
     ("ttt.gate.backward.video", "seq_modeling_block.backward_ssm_gating_video.gating_alpha"),
     ("ttt.gate.backward.text", "seq_modeling_block.backward_ssm_gating_text.gating_alpha"),
 ];
+
+impl ParamSpec {
+    /// Returns the tensor's name in a ttt-video-dit checkpoint, such as `layers.3.seq_modeling_block.q.weight`; `None`
+    /// for tensors that such a checkpoint does not have.
+    pub fn ttt_video(&self) -> Option<String> {
+        let (unit, name) = match self.unit {
+            FsdpUnit::Root => (String::new(), self.name.as_str()),
+            FsdpUnit::Block(i) => (format!("layers.{i}."), self.name.strip_prefix(&format!("blocks.{i}."))?),
+        };
+        let (ours, theirs) = TTT_VIDEO
+            .iter()
+            .find(|(ours, _)| name.strip_prefix(ours).is_some_and(|rest| rest.is_empty() || rest.starts_with('.')))?;
+        Some(format!("{unit}{theirs}{}", &name[ours.len()..]))
+    }
+}
