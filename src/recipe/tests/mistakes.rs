@@ -1,7 +1,5 @@
 //! The errors of recipes and curricula with a mistake: kind, keys and text.
 
-#![expect(clippy::unwrap_used, reason = "a failed unwrap shows its line")]
-
 use camino::Utf8Path;
 
 const CONFIGS: &str = "../../tests/fixtures/configs";
