@@ -2,7 +2,6 @@
 
 mod config;
 
-use crate::files::ModelRows;
 use crate::params::{Params, check_kind, failed, kind_of};
 use camino::Utf8Path;
 pub use config::ClipConfig;
@@ -10,6 +9,7 @@ use failure::{ErrorCode, Failure};
 use kernels::linear::f_linear;
 use tch::{Device, Kind, Tensor, no_grad};
 use torch_error::TorchError;
+use weights::Rows;
 
 /// The table of embeddings.
 const EMBEDDING: &str = "embeddings.token_embedding.weight";
@@ -50,7 +50,7 @@ pub struct ClipEncoder {
     config: ClipConfig,
     identity: String,
     /// `[vocabulary, D]`. The table stays in its file, because a text needs only a few of its rows.
-    embedding: ModelRows,
+    embedding: Rows,
     kind: Kind,
     device: Device,
     /// `[positions, D]`
@@ -69,7 +69,7 @@ impl ClipEncoder {
         let (config, files) = ClipConfig::open(folder)?;
         let mut params = Params::new(files.reader(), kind, device);
         params.hash(EMBEDDING)?;
-        let embedding = files.rows(EMBEDDING);
+        let embedding = files.rows(EMBEDDING)?;
         let affine = |params: &mut Params<'_>, name: &str| -> Result<Affine, Failure> {
             let (weight, bias) = (format!("{name}.weight"), format!("{name}.bias"));
             Ok(Affine { weight: params.tensor(&weight)?, bias: params.tensor(&bias)? })
@@ -152,7 +152,7 @@ impl ClipEncoder {
 
     fn forward(&self, texts: i64, tokens: i64, embeddings: Vec<u8>, ends: &[i64]) -> Result<ClipStates, TorchError> {
         let shape = [texts, tokens, self.config.hidden_size as i64];
-        let stored = Tensor::f_from_data_size(&embeddings, &shape, kind_of(self.embedding.dtype()))?;
+        let stored = Tensor::f_from_data_size(&embeddings, &shape, kind_of(self.embedding.dtype))?;
         drop(embeddings);
         let positions = self.positions.f_narrow(0, 0, tokens)?;
         let mut x_nld = stored.f_to_device(self.device)?.f_to_kind(self.kind)?.f_add(&positions)?;

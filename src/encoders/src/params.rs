@@ -1,6 +1,5 @@
 //! Reads parameters from the files of an encoder.
 
-use crate::files::ModelReader;
 use failure::{ErrorCode, Failure};
 use tch::{Device, Kind, TchError, Tensor};
 use torch_error::{ErrorKind, TorchError};
@@ -8,58 +7,29 @@ use weights::{Dtype, EncoderReader};
 
 /// Reads parameters by name in the kind and on the device of the computation.
 pub struct Params<'a> {
-    reader: Reader<'a>,
+    reader: EncoderReader<'a>,
     kind: Kind,
     device: Device,
 }
 
-/// A reader of the files of an encoder.
-pub enum Reader<'a> {
-    /// Of an encoder whose table is in the crate `weights`.
-    Weights(EncoderReader<'a>),
-    /// Of an encoder whose table is in this crate.
-    Own(ModelReader<'a>),
-}
-
-impl<'a> From<EncoderReader<'a>> for Reader<'a> {
-    fn from(reader: EncoderReader<'a>) -> Self {
-        Reader::Weights(reader)
-    }
-}
-
-impl<'a> From<ModelReader<'a>> for Reader<'a> {
-    fn from(reader: ModelReader<'a>) -> Self {
-        Reader::Own(reader)
-    }
-}
-
 impl<'a> Params<'a> {
-    pub fn new(reader: impl Into<Reader<'a>>, kind: Kind, device: Device) -> Self {
-        Params { reader: reader.into(), kind, device }
+    pub fn new(reader: EncoderReader<'a>, kind: Kind, device: Device) -> Self {
+        Params { reader, kind, device }
     }
 
     /// Returns a hash of all parameters that were read.
     pub fn identity(&self) -> String {
-        match &self.reader {
-            Reader::Weights(reader) => reader.identity(),
-            Reader::Own(reader) => reader.identity(),
-        }
+        self.reader.identity()
     }
 
     /// Returns whether the table has a parameter.
     pub fn has(&self, name: &str) -> bool {
-        match &self.reader {
-            Reader::Weights(reader) => reader.has(name),
-            Reader::Own(reader) => reader.has(name),
-        }
+        self.reader.has(name)
     }
 
     /// Adds a parameter to the hash without loading it.
     pub fn hash(&mut self, name: &str) -> Result<(), Failure> {
-        match &mut self.reader {
-            Reader::Weights(reader) => reader.hash(name),
-            Reader::Own(reader) => reader.hash(name),
-        }
+        self.reader.hash(name)
     }
 
     /// Reads a parameter in the kind of the computation.
@@ -89,10 +59,7 @@ impl<'a> Params<'a> {
 
     fn tensor_of(&mut self, name: &str, kind: Kind) -> Result<Tensor, Failure> {
         let device = self.device;
-        let (bytes, dtype, shape) = match &mut self.reader {
-            Reader::Weights(reader) => reader.read(name)?,
-            Reader::Own(reader) => reader.read(name)?,
-        };
+        let (bytes, dtype, shape) = self.reader.read(name)?;
         let stored = kind_of(dtype);
         let shape: Vec<i64> = shape.iter().map(|&n| n as i64).collect();
         let read = || Tensor::f_from_data_size(bytes, &shape, stored)?.f_to_device(device)?.f_to_kind(kind);

@@ -1,6 +1,6 @@
 //! The encoders of T5 v1.1 and umT5.
 
-use crate::files::{self, ModelRows};
+use crate::files;
 use crate::params::{Params, check_kind, failed, kind_of};
 use crate::umt5;
 use camino::Utf8Path;
@@ -8,7 +8,7 @@ use failure::{ErrorCode, Failure};
 use kernels::linear::f_linear;
 use tch::{Device, Kind, Tensor, no_grad};
 use torch_error::TorchError;
-use weights::{Dtype, Rows, T5Config};
+use weights::{Rows, T5Config};
 
 /// The table of embeddings.
 const EMBEDDING: &str = "shared.weight";
@@ -16,29 +16,6 @@ const EMBEDDING: &str = "shared.weight";
 /// The number of tokens that a block computes at a time, rounded to whole texts. It is large enough for full speed and
 /// limits the memory of intermediate results.
 const TOKENS: i64 = 1024;
-
-/// The table of embeddings, which stays in its file.
-#[derive(Debug)]
-enum Embedding {
-    T5(Rows),
-    Umt5(ModelRows),
-}
-
-impl Embedding {
-    fn read(&self, rows: &[i64]) -> Result<Vec<u8>, Failure> {
-        match self {
-            Embedding::T5(rows_of) => rows_of.read(rows),
-            Embedding::Umt5(rows_of) => rows_of.read(rows),
-        }
-    }
-
-    fn dtype(&self) -> Dtype {
-        match self {
-            Embedding::T5(rows) => rows.dtype,
-            Embedding::Umt5(rows) => rows.dtype(),
-        }
-    }
-}
 
 /// A block: attention, and a gated feed-forward layer. `[out, in]` weights without biases.
 #[derive(Debug)]
@@ -64,7 +41,7 @@ pub struct T5Encoder {
     identity: String,
     /// `[vocabulary, D]`. The table stays in its file, because a text needs only a few of its rows (0.26 GB for
     /// T5-XXL).
-    embedding: Embedding,
+    embedding: Rows,
     kind: Kind,
     device: Device,
     blocks: Vec<Block>,
@@ -78,24 +55,10 @@ impl T5Encoder {
     /// The folder holds another model; weights are missing or have other shapes; out of memory.
     pub fn open(folder: &Utf8Path, kind: Kind, device: Device) -> Result<Self, Failure> {
         check_kind(kind, folder.as_str())?;
-        if is_umt5(folder) {
-            let (config, files) = umt5::open(folder)?;
-            let params = Params::new(files.reader(), kind, device);
-            return Self::read(config, params, Embedding::Umt5(files.rows(EMBEDDING)), kind, device);
-        }
-        let (config, files) = T5Config::open(folder)?;
-        let params = Params::new(files.reader(), kind, device);
-        Self::read(config, params, Embedding::T5(files.rows(EMBEDDING)?), kind, device)
-    }
-
-    fn read(
-        config: T5Config,
-        mut params: Params<'_>,
-        embedding: Embedding,
-        kind: Kind,
-        device: Device,
-    ) -> Result<Self, Failure> {
+        let (config, files) = if is_umt5(folder) { umt5::open(folder)? } else { T5Config::open(folder)? };
+        let mut params = Params::new(files.reader(), kind, device);
         params.hash(EMBEDDING)?;
+        let embedding = files.rows(EMBEDDING)?;
         let attention = "layer.0.SelfAttention";
         let mut blocks = Vec::new();
         for number in 0..config.num_layers {
@@ -188,7 +151,7 @@ impl T5Encoder {
         seen: Option<&Tensor>,
     ) -> Result<Tensor, TorchError> {
         let shape = [texts, tokens, self.config.d_model as i64];
-        let stored = Tensor::f_from_data_size(&embeddings, &shape, kind_of(self.embedding.dtype()))?;
+        let stored = Tensor::f_from_data_size(&embeddings, &shape, kind_of(self.embedding.dtype))?;
         drop(embeddings);
         let x_nld = stored.f_to_device(self.device)?.f_to_kind(self.kind)?;
         // 0 where a token is seen, -inf elsewhere, [N, 1, 1, L].

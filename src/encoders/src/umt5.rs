@@ -1,9 +1,9 @@
 //! The files of umT5: a T5 v1.1 in which every block has its own table of position biases.
 
-use crate::files::{ModelFiles, Table, check_sizes, parse, read_config, unsupported};
+use crate::files::{Table, check_sizes, parse, read_config, unsupported};
 use camino::Utf8Path;
 use failure::Failure;
-use weights::{Parameter, T5Config};
+use weights::{EncoderFiles, Parameter, T5Config};
 
 /// `model_type` in the configuration.
 pub const MODEL_TYPE: &str = "umt5";
@@ -16,12 +16,12 @@ const EMBEDDING: [&str; 2] = ["shared.weight", "encoder.embed_tokens.weight"];
 ///
 /// # Errors
 /// The folder holds another model, or weights are missing or have other shapes.
-pub fn open(folder: &Utf8Path) -> Result<(T5Config, ModelFiles), Failure> {
+pub fn open(folder: &Utf8Path) -> Result<(T5Config, EncoderFiles), Failure> {
     let json = read_config(folder, FOLDER)?;
     let config: T5Config = parse(folder, &json)?;
     check(&config).map_err(|why| unsupported(folder, why, FOLDER))?;
     let alias = |name: &str| (name == EMBEDDING[0]).then(|| EMBEDDING[1].to_owned());
-    let files = ModelFiles::open(folder, &json, &parameters(&config), alias, &["decoder.", "lm_head."])?;
+    let files = EncoderFiles::open(folder, &json, &parameters(&config), alias, &["decoder.", "lm_head."])?;
     Ok((config, files))
 }
 

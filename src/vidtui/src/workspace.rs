@@ -38,7 +38,6 @@ pub use named_run::{LATEST, Needs};
 pub use queue::{Turn, Wait};
 pub use stacks::{CollectedStacks, stacks_in_words};
 pub use subject::{Fitting, Subject, curriculum, named_stage, recipe_failure, stage_view};
-pub use weights::{conversion_command, conversion_that_helps};
 
 /// The folders, nodes and caches that commands and the console work with.
 pub struct Workspace {

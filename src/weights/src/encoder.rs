@@ -5,7 +5,7 @@ mod t5;
 mod tiling;
 mod vae;
 
-use crate::config::{read_json, read_text};
+use crate::config::read_text;
 use crate::tensor_spans::{Files, StoredTensor, Tensors};
 use crate::{Dtype, Error, shards};
 use camino::{Utf8Path, Utf8PathBuf};
@@ -39,7 +39,8 @@ pub struct Parameter {
 }
 
 impl Parameter {
-    pub(crate) fn new(name: impl Into<String>, shape: impl Into<Vec<usize>>) -> Self {
+    /// Makes a parameter.
+    pub fn new(name: impl Into<String>, shape: impl Into<Vec<usize>>) -> Self {
         Self { name: name.into(), shape: shape.into() }
     }
 }
@@ -47,8 +48,6 @@ impl Parameter {
 /// The files of an encoder, checked against its table of parameters. Only headers are read at first.
 #[derive(Debug, Clone, PartialEq)]
 pub struct EncoderFiles {
-    /// The folder.
-    pub folder: Utf8PathBuf,
     /// The tensors by the names of the table.
     pub tensors: Tensors,
     /// The configuration without the keys that have no effect.
@@ -56,25 +55,30 @@ pub struct EncoderFiles {
 }
 
 impl EncoderFiles {
-    /// Opens the weights of a folder and checks them against a table.
+    /// Opens the weights at `path`, a file or a folder, and checks them against a table. `config` is the configuration of the encoder, a part
+    /// of its identity.
     ///
-    /// `aliases` are pairs of a name in the table and another name that this tensor may have in the files. Tensors whose names begin
-    /// with one of `ignored` may be in the files and are not read.
-    pub(crate) fn open(
-        folder: &Utf8Path,
+    /// `alias` returns another name that a tensor of the table may have in the files. Tensors whose names begin with one of `ignored` may be
+    /// in the files and are not read.
+    ///
+    /// # Errors
+    /// A file is missing or damaged; a tensor is missing, has another shape or is quantized; or the files have tensors that are not in the
+    /// table.
+    pub fn open(
+        path: &Utf8Path,
+        config: &Value,
         table: &[Parameter],
-        aliases: &[(&str, &str)],
+        alias: impl Fn(&str) -> Option<String>,
         ignored: &[&str],
     ) -> Result<Self, Failure> {
-        let what = || format!("cannot use the weights in {folder}");
-        let fix = || format!("copy {folder} again from where the model came: weights and {CONFIG_FILE} of one model");
-        let mut found = shards::open(folder)?.tensors;
+        let what = || format!("cannot use the weights in {path}");
+        let fix = || format!("copy {path} again from where the model came: weights and {CONFIG_FILE} of one model");
+        let mut found = shards::open(path)?.tensors;
         let mut tensors = Tensors::new();
         for Parameter { name, shape } in table {
-            let other = aliases.iter().find(|(named, _)| named == name).map(|(_, other)| *other);
             let first = found.remove(name);
             // Tied tensors may be stored under both names.
-            let second = other.and_then(|other| found.remove(other));
+            let second = alias(name).and_then(|other| found.remove(&other));
             let Some(tensor) = first.or(second) else {
                 let why = format!("tensor {name}, of shape {shape:?}, is missing");
                 return Err(Failure::new(ErrorCode::TensorMismatch, what(), why, fix()));
@@ -100,7 +104,7 @@ impl EncoderFiles {
             );
             return Err(Failure::new(ErrorCode::TensorMismatch, what(), why, fix()));
         }
-        Ok(Self { folder: folder.to_owned(), tensors, config: effective(&read_json(&folder.join(CONFIG_FILE))?) })
+        Ok(Self { tensors, config: effective(config) })
     }
 
     /// Returns a reader of these tensors that also computes the identity.

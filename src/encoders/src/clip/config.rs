@@ -1,10 +1,10 @@
 //! The text encoder of CLIP: its configuration and its table of parameters.
 
-use crate::files::{ModelFiles, Table, check_sizes, parse, read_config, unsupported};
+use crate::files::{Table, check_sizes, parse, read_config, unsupported};
 use camino::Utf8Path;
 use failure::Failure;
 use serde::Deserialize;
-use weights::Parameter;
+use weights::{EncoderFiles, Parameter};
 
 const FOLDER: &str = "the folder of CLIP-L, such as openai/clip-vit-large-patch14";
 /// `model_type` of a text encoder alone, and of a whole CLIP.
@@ -63,7 +63,7 @@ impl ClipConfig {
     ///
     /// # Errors
     /// The folder holds another model or a form that is not supported, or weights are missing or have other shapes.
-    pub fn open(folder: &Utf8Path) -> Result<(Self, ModelFiles), Failure> {
+    pub fn open(folder: &Utf8Path) -> Result<(Self, EncoderFiles), Failure> {
         let json = read_config(folder, FOLDER)?;
         let kind = json["model_type"].as_str().unwrap_or_default();
         let own = match kind {
@@ -77,7 +77,7 @@ impl ClipConfig {
         let config: Self = parse(folder, own)?;
         config.check().map_err(|why| unsupported(folder, why, FOLDER))?;
         let alias = |name: &str| Some(format!("{PREFIX}{name}"));
-        let files = ModelFiles::open(folder, own, &config.parameters(), alias, &UNUSED)?;
+        let files = EncoderFiles::open(folder, own, &config.parameters(), alias, &UNUSED)?;
         Ok((config, files))
     }
 

@@ -1,14 +1,14 @@
 //! `AutoencoderKLHunyuanVideo`: its configuration and its table of parameters.
 
 use crate::causal::Border;
-use crate::files::{ModelFiles, Table, check_sizes, parse, read_config, unsupported};
+use crate::files::{Table, check_sizes, parse, read_config, unsupported};
 use crate::kl::{Form, Resample};
 use crate::latent::LatentScale;
 use camino::Utf8Path;
 use failure::Failure;
 use serde::Deserialize;
 use serde_json::Value;
-use weights::Parameter;
+use weights::{EncoderFiles, Parameter};
 
 const CLASS: &str = "AutoencoderKLHunyuanVideo";
 const FOLDER: &str = "the vae/ folder of a HunyuanVideo model";
@@ -58,7 +58,7 @@ impl HunyuanVaeConfig {
     ///
     /// # Errors
     /// The folder holds another model or a form that is not supported, or weights are missing or have other shapes.
-    pub fn open(path: &Utf8Path) -> Result<(Self, ModelFiles), Failure> {
+    pub fn open(path: &Utf8Path) -> Result<(Self, EncoderFiles), Failure> {
         let (json, config) = if path.is_file() {
             (Value::Null, Self::default())
         } else {
@@ -67,7 +67,7 @@ impl HunyuanVaeConfig {
             (json, config)
         };
         config.check().map_err(|why| unsupported(path, why, FOLDER))?;
-        let files = ModelFiles::open(path, &json, &config.parameters(), |_| None, &[])?;
+        let files = EncoderFiles::open(path, &json, &config.parameters(), |_| None, &[])?;
         Ok((config, files))
     }
 

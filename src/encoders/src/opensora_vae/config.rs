@@ -2,13 +2,13 @@
 
 use super::temporal::TemporalForm;
 use crate::causal::Border;
-use crate::files::{ModelFiles, Table, check_sizes, parse, read_config, unsupported};
+use crate::files::{Table, check_sizes, parse, read_config, unsupported};
 use crate::kl::{Form, Resample};
 use crate::latent::LatentScale;
 use camino::Utf8Path;
 use failure::Failure;
 use serde::Deserialize;
-use weights::Parameter;
+use weights::{EncoderFiles, Parameter};
 
 const FOLDER: &str = "a folder such as hpcai-tech/OpenSora-VAE-v1.2";
 const KIND: &str = "VideoAutoencoderPipeline";
@@ -131,12 +131,13 @@ impl OpenSoraVaeConfig {
     ///
     /// # Errors
     /// The folder holds another model or a form that is not supported, or weights are missing or have other shapes.
-    pub fn open(folder: &Utf8Path, picture: &PictureVaeConfig) -> Result<(Self, ModelFiles), Failure> {
+    pub fn open(folder: &Utf8Path, picture: &PictureVaeConfig) -> Result<(Self, EncoderFiles), Failure> {
         let json = read_config(folder, FOLDER)?;
         let config: Self = parse(folder, &json)?;
         config.check(picture).map_err(|why| unsupported(folder, why, FOLDER))?;
         // The scale of latents is read from the configuration.
-        let files = ModelFiles::open(folder, &json, &config.parameters(picture), |_| None, &["shift", "scale"])?;
+        let file = folder.join("model.safetensors");
+        let files = EncoderFiles::open(&file, &json, &config.parameters(picture), |_| None, &["shift", "scale"])?;
         Ok((config, files))
     }
 

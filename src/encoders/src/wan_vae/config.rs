@@ -1,11 +1,11 @@
 //! `AutoencoderKLWan`: its configuration and its table of parameters.
 
-use crate::files::{ModelFiles, Table, check_sizes, parse, read_config, unsupported};
+use crate::files::{Table, check_sizes, parse, read_config, unsupported};
 use crate::latent::LatentScale;
 use camino::Utf8Path;
 use failure::Failure;
 use serde::Deserialize;
-use weights::Parameter;
+use weights::{EncoderFiles, Parameter};
 
 const CLASS: &str = "AutoencoderKLWan";
 const FOLDER: &str = "the vae/ folder of a Wan model";
@@ -93,11 +93,11 @@ impl WanVaeConfig {
     ///
     /// # Errors
     /// The folder holds another model or a form that is not supported, or weights are missing or have other shapes.
-    pub fn open(folder: &Utf8Path) -> Result<(Self, ModelFiles), Failure> {
+    pub fn open(folder: &Utf8Path) -> Result<(Self, EncoderFiles), Failure> {
         let json = read_config(folder, FOLDER)?;
         let config: Self = parse(folder, &json)?;
         config.check().map_err(|why| unsupported(folder, why, FOLDER))?;
-        let files = ModelFiles::open(folder, &json, &config.parameters(), |_| None, &[])?;
+        let files = EncoderFiles::open(folder, &json, &config.parameters(), |_| None, &[])?;
         Ok((config, files))
     }
 

@@ -2,7 +2,7 @@
 
 use super::{Ended, LIST, Stream};
 use crate::checks;
-use crate::workspace::{DraftFiles, DraftLaunch, Init, LaunchOptions, conversion_that_helps, hashed};
+use crate::workspace::{DraftFiles, DraftLaunch, Init, LaunchOptions, conversions, hashed};
 use camino::{Utf8Path, Utf8PathBuf};
 use recipe::{JobKind, StageStart};
 use remote::{Check, CheckId};
@@ -113,5 +113,5 @@ fn conversion_for(options: &LaunchOptions<'_>) -> Option<ui::ConvertOptions> {
         },
         (Init::Run(_), _) | (Init::ByStage, None) => return None,
     };
-    conversion_that_helps(path, options.subject.resolved().recipe.model.cogvideox().layer)
+    conversions::that_helps(path, options.subject.resolved().recipe.model.cogvideox().layer)
 }

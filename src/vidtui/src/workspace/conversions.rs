@@ -1,6 +1,6 @@
-//! Weight conversions in the console: the preview, and the conversion exactly as previewed.
+//! Weight conversions: those that help a launch, and in the console the preview and the conversion exactly as previewed.
 
-use super::{Workspace, conversion_command};
+use super::Workspace;
 use crate::command_error::CommandError;
 use camino::{Utf8Path, Utf8PathBuf};
 use rundir::{ErrorCode, Failure, now_s};
@@ -9,7 +9,7 @@ use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use ui::{ConvertForm, ConvertOptions, ConvertPreview, ConvertRow, Outcome, WeightType};
-use weights::{ConvertPlan, ConvertRequest, Dtype, Form, LoraForm, Report};
+use weights::{ConvertPlan, ConvertRequest, Dtype, Form, LoraForm, Report, SourceKind};
 
 /// How often progress is sent to the screen.
 const PROGRESS: Duration = Duration::from_millis(200);
@@ -19,7 +19,7 @@ pub fn preview(workspace: &Workspace, options: &ConvertOptions) -> Result<Conver
     let plan = planned(workspace, options)?;
     let refusal = plan.check(options.replace).err();
     Ok(ConvertPreview {
-        command: conversion_command(options),
+        command: command(options),
         facts: facts(&plan),
         rows: rows(&plan),
         bytes: plan.bytes(),
@@ -66,6 +66,36 @@ pub fn convert(
         Err(_) if stop.load(Ordering::Relaxed) => Ok(Outcome::ConvertStopped(plan.target)),
         Err(failure) => Err(failure.into()),
     }
+}
+
+/// Returns options for converting weights to a checkpoint that a stage can start from. `None` if their format cannot be converted.
+pub fn that_helps(path: &Utf8Path, layer: recipe::Layer) -> Option<ConvertOptions> {
+    let kind = weights::identify(path).ok()?.kind;
+    if !matches!(kind, SourceKind::Diffusers | SourceKind::Pipeline | SourceKind::Torch | SourceKind::Dcp) {
+        return None;
+    }
+    let target = format!("{}-internal", path.as_str().trim_end_matches('/'));
+    let layer = Some(layer).filter(|layer| *layer != recipe::Layer::None);
+    Some(ConvertOptions { source: path.to_owned(), target: target.into(), layer, ..ConvertOptions::default() })
+}
+
+/// Returns the command line of the conversion.
+pub fn command(options: &ConvertOptions) -> String {
+    let quoted = |path: &Utf8Path| plan::quote(path.as_str());
+    let mut words = vec!["vidtui convert".to_owned(), quoted(&options.source), quoted(&options.target)];
+    words.push(format!("--to {}", options.to.word()));
+    words.extend(options.layer.map(|layer| {
+        let word = match layer {
+            recipe::Layer::None => "none",
+            recipe::Layer::TttLinear => "ttt_linear",
+            recipe::Layer::TttMlp => "ttt_mlp",
+        };
+        format!("--layer {word}")
+    }));
+    words.extend(options.dtype.map(|dtype| format!("--dtype {}", dtype.word())));
+    words.extend(options.merge.as_ref().map(|adapter| format!("--merge {}", quoted(adapter.as_ref()))));
+    words.extend(options.replace.then(|| "--force".to_owned()));
+    words.join(" ")
 }
 
 /// Returns the properties of a conversion as names and values.

@@ -1,13 +1,11 @@
 //! Finds the weights that a launch starts from.
 
-use super::{Init, LaunchOptions, Needs, Workspace};
+use super::{Init, LaunchOptions, Needs, Workspace, conversions};
 use crate::command_error::CommandError;
 use camino::{Utf8Path, Utf8PathBuf};
 use plan::Weights;
 use recipe::{Curriculum, JobKind, Recipe, StageSpec, StageStart, Task};
 use rundir::{ErrorCode, Failure, Lineage, RunDir};
-use ui::ConvertOptions;
-use weights::SourceKind;
 
 impl Workspace {
     /// Finds the weights that a launch starts from. `None` for random weights.
@@ -123,7 +121,7 @@ fn to_convert(given: &str, recipe: &Recipe) -> Option<Failure> {
         return None;
     }
     let path = Utf8Path::new(given);
-    let options = conversion_that_helps(path, recipe.model.cogvideox().layer)?;
+    let options = conversions::that_helps(path, recipe.model.cogvideox().layer)?;
     let kind = weights::identify(path).ok()?.kind;
     Some(Failure::new(
         ErrorCode::NoCheckpoint,
@@ -131,38 +129,8 @@ fn to_convert(given: &str, recipe: &Recipe) -> Option<Failure> {
         format!("it is a {kind}, and training starts from a checkpoint"),
         format!(
             "convert it: {}; then write --init {}",
-            conversion_command(&options),
+            conversions::command(&options),
             plan::quote(options.target.as_str())
         ),
     ))
-}
-
-/// Returns options for converting weights to a checkpoint that a stage can start from. `None` if their format cannot be converted.
-pub fn conversion_that_helps(path: &Utf8Path, layer: recipe::Layer) -> Option<ConvertOptions> {
-    let kind = weights::identify(path).ok()?.kind;
-    if !matches!(kind, SourceKind::Diffusers | SourceKind::Pipeline | SourceKind::Torch | SourceKind::Dcp) {
-        return None;
-    }
-    let target = format!("{}-internal", path.as_str().trim_end_matches('/'));
-    let layer = Some(layer).filter(|layer| *layer != recipe::Layer::None);
-    Some(ConvertOptions { source: path.to_owned(), target: target.into(), layer, ..ConvertOptions::default() })
-}
-
-/// Returns the command line of the conversion.
-pub fn conversion_command(options: &ConvertOptions) -> String {
-    let quoted = |path: &Utf8Path| plan::quote(path.as_str());
-    let mut words = vec!["vidtui convert".to_owned(), quoted(&options.source), quoted(&options.target)];
-    words.push(format!("--to {}", options.to.word()));
-    words.extend(options.layer.map(|layer| {
-        let word = match layer {
-            recipe::Layer::None => "none",
-            recipe::Layer::TttLinear => "ttt_linear",
-            recipe::Layer::TttMlp => "ttt_mlp",
-        };
-        format!("--layer {word}")
-    }));
-    words.extend(options.dtype.map(|dtype| format!("--dtype {}", dtype.word())));
-    words.extend(options.merge.as_ref().map(|adapter| format!("--merge {}", quoted(adapter.as_ref()))));
-    words.extend(options.replace.then(|| "--force".to_owned()));
-    words.join(" ")
 }

@@ -1,6 +1,7 @@
 //! The T5 v1.1 encoder: its configuration and its table of parameters.
 
-use super::{EncoderFiles, Parameter, config_text, parse, unsupported};
+use super::{CONFIG_FILE, EncoderFiles, Parameter, config_text, parse, unsupported};
+use crate::config::read_json;
 use camino::Utf8Path;
 use rundir::Failure;
 use serde::Deserialize;
@@ -62,8 +63,9 @@ impl T5Config {
     pub fn open(folder: &Utf8Path) -> Result<(Self, EncoderFiles), Failure> {
         let config = Self::read(folder)?;
         // The embedding can have two names, and the files of a whole T5 contain a decoder too.
-        let aliases = [("shared.weight", "encoder.embed_tokens.weight")];
-        let files = EncoderFiles::open(folder, &config.parameters(), &aliases, &["decoder.", "lm_head."])?;
+        let alias = |name: &str| (name == "shared.weight").then(|| "encoder.embed_tokens.weight".to_owned());
+        let json = read_json(&folder.join(CONFIG_FILE))?;
+        let files = EncoderFiles::open(folder, &json, &config.parameters(), alias, &["decoder.", "lm_head."])?;
         Ok((config, files))
     }
 

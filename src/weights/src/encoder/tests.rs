@@ -109,13 +109,13 @@ fn a_folder_without_a_configuration_or_with_another_model_is_refused() {
 /// Opens encoder files with the table `a.weight`, `b` (alias `tied`), after `change` has changed their tensors.
 fn open_with(change: impl Fn(&mut Vec<(&'static str, Dtype, &'static [usize])>)) -> Result<EncoderFiles, Failure> {
     let (_keep, folder) = temp();
-    fs::write(folder.join(CONFIG_FILE), "{}").unwrap();
     let mut tensors: Vec<(&'static str, Dtype, &'static [usize])> =
         vec![("a.weight", Dtype::F32, &[2, 3]), ("tied", Dtype::BF16, &[4])];
     change(&mut tensors);
     write(&folder.join("model.safetensors"), &tensors);
     let table = [Parameter::new("a.weight", [2, 3]), Parameter::new("b", [4])];
-    EncoderFiles::open(&folder, &table, &[("b", "tied")], &["decoder."])
+    let alias = |name: &str| (name == "b").then(|| "tied".to_owned());
+    EncoderFiles::open(&folder, &serde_json::Value::Null, &table, alias, &["decoder."])
 }
 
 #[test]

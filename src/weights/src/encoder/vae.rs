@@ -1,6 +1,7 @@
 //! The VAE of CogVideoX (`AutoencoderKLCogVideoX`): its configuration, its table of parameters, and its windows of frames.
 
-use super::{EncoderFiles, Parameter, config_text, parse, unsupported};
+use super::{CONFIG_FILE, EncoderFiles, Parameter, config_text, parse, unsupported};
+use crate::config::read_json;
 use camino::Utf8Path;
 use rundir::{ErrorCode, Failure};
 use serde::Deserialize;
@@ -108,7 +109,8 @@ impl VaeConfig {
     /// As [`VaeConfig::read`]; or weights are missing or have other shapes.
     pub fn open(folder: &Utf8Path) -> Result<(Self, EncoderFiles), Failure> {
         let config = Self::read(folder)?;
-        let files = EncoderFiles::open(folder, &config.parameters(), &[], &[])?;
+        let json = read_json(&folder.join(CONFIG_FILE))?;
+        let files = EncoderFiles::open(folder, &json, &config.parameters(), |_| None, &[])?;
         Ok((config, files))
     }
 
