@@ -246,15 +246,6 @@ impl Target {
         Target { weight: Some(weight), ..self }
     }
 
-    /// Returns the target without a loss of the first latent frames, which the network gets as conditions.
-    #[must_use]
-    pub fn without_first(self, frames: i64) -> Self {
-        let size = self.velocity.size();
-        let mask = Tensor::ones(&size[..2], (Kind::Float, self.velocity.device()));
-        let _ = mask.narrow(1, 0, frames).zero_();
-        Target { frames: Some(mask), ..self }
-    }
-
     /// Returns the prediction in a network's output: its first channels, as many as the target has, fp32.
     fn predicted(&self, output: &Tensor) -> Tensor {
         let channels = self.velocity.size()[2];
@@ -266,33 +257,31 @@ impl Target {
     /// Returns the loss of each sample, `[B]`, fp32.
     pub fn loss(&self, output: &Tensor) -> Tensor {
         let output = self.predicted(output);
-        if let Some(frames) = &self.frames {
-            let loss = self.loss_of(frames, &output);
-            return if let Some(weight) = &self.weight { loss * weight } else { loss };
+        let loss = match &self.frames {
+            Some(frames) => self.loss_of(frames, &output),
+            None => self.loss_of_all(&output),
+        };
+        match &self.weight {
+            Some(weight) => loss * weight,
+            None => loss,
         }
+    }
+
+    /// Returns the loss of all frames without the weight of the sample, `[B]`, fp32.
+    fn loss_of_all(&self, output: &Tensor) -> Tensor {
         let error = match &self.clean {
             None => output - &self.velocity,
             Some(Clean { offset, noise }) => offset - noise * output,
         };
         let mean = |error: &Tensor| error.square().flatten(1, -1).mean_dim(1, false, Kind::Float);
-        let frames = error.size()[1];
-        let mut loss = match &self.frames {
-            Some(weights) => {
-                let of_frames = error.square().flatten(2, -1).mean_dim(2, false, Kind::Float);
-                (of_frames * weights).mean_dim(1, false, Kind::Float)
-            }
-            None => mean(&error),
-        };
+        let (loss, frames) = (mean(&error), error.size()[1]);
         // Two latent frames are an image and the video after it, so their difference is not motion. VideoX-Fun excludes
         // it too.
-        if self.motion > 0.0 && frames > 2 {
-            let difference = error.narrow(1, 1, frames - 1) - error.narrow(1, 0, frames - 1);
-            loss = loss * (1.0 - self.motion) + mean(&difference) * self.motion;
+        if self.motion == 0.0 || frames <= 2 {
+            return loss;
         }
-        match &self.weight {
-            Some(weight) => loss * weight,
-            None => loss,
-        }
+        let difference = error.narrow(1, 1, frames - 1) - error.narrow(1, 0, frames - 1);
+        loss * (1.0 - self.motion) + mean(&difference) * self.motion
     }
 
     /// Returns the mean squared error of the velocity in some frames, `[B]`, fp32.

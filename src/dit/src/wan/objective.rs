@@ -2,7 +2,7 @@
 //! `1000·σ`.
 
 use super::FIRST_FRAME;
-use crate::diffusion::{Noised, Target};
+use crate::diffusion::Target;
 use crate::family::Conditions;
 use crate::objective::Objective;
 use recipe::Shape;
@@ -150,9 +150,12 @@ impl Objective for FlowMatching {
         let sigma = (timestep.to_kind(Kind::Float) / TIMESTEPS).view(shape.as_slice());
         let rest: Tensor = 1.0 - &sigma;
         let latent = rest * clean + sigma * noise;
-        let target = Target::from(Noised { latent: latent.shallow_clone(), velocity: noise - clean });
-        let has_first = conditions.iter().any(|(name, _)| *name == FIRST_FRAME);
-        let target = target.without_first(i64::from(has_first));
+        let counted = conditions.iter().any(|(name, _)| *name == FIRST_FRAME).then(|| {
+            let counted = Tensor::ones(&clean.size()[..2], (Kind::Float, clean.device()));
+            let _ = counted.narrow(1, 0, 1).zero_();
+            counted
+        });
+        let target = Target::of_velocity(noise - clean, counted);
         (
             latent,
             match self.weight(timestep) {
