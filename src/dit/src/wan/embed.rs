@@ -112,12 +112,13 @@ impl Embedder {
             .reshape([batch, grid.tokens(), channels * pt * ph * pw])
     }
 
-    /// Returns the text with zero rows after it, up to the rows that the model was trained with. Tokens attend to these rows too.
+    /// Returns the rows of text that the model was trained with. Shorter texts are followed by zero rows, which tokens attend to as well. Longer
+    /// texts are cut, because the rows after the text are those of images.
     fn padded(&self, text: &Tensor) -> Tensor {
         let mut rest = text.size();
         rest[1] = self.text_len - rest[1];
         if rest[1] <= 0 {
-            return text.shallow_clone();
+            return text.narrow(1, 0, self.text_len);
         }
         Tensor::cat(&[text, &text.new_zeros(&rest, (text.kind(), text.device()))], 1)
     }
@@ -148,4 +149,22 @@ fn timesteps(grid: &Grid, inputs: &Inputs) -> Tensor {
         return one;
     }
     Tensor::cat(&[one.zeros_like(), one.expand([-1, grid.video[0] - 1], false)], 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use recipe::families::wan::Release;
+    use tch::Device;
+
+    #[test]
+    fn texts_of_any_length_get_the_rows_of_the_model() {
+        let embedder = Embedder::new(&WanModel { text_len: 3, num_layers: 1, ..Release::ImageToVideo14B.model() });
+        let text = |rows: i64| Tensor::arange_start(1, 1 + rows, (Kind::Float, Device::Cpu)).view([1, rows, 1]);
+        for (rows, want) in [(2, [1.0, 2.0, 0.0]), (3, [1.0, 2.0, 3.0]), (5, [1.0, 2.0, 3.0])] {
+            let padded = embedder.padded(&text(rows));
+            assert_eq!(padded.size(), [1, 3, 1]);
+            assert_eq!(Vec::<f64>::try_from(padded.flatten(0, -1)).unwrap(), want);
+        }
+    }
 }

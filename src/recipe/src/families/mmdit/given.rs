@@ -101,7 +101,9 @@ impl GivenWeights {
     /// chosen for each clip.
     pub fn draw(&self, share: f64, latent_frames: usize, lengths: GivenLengths) -> Given {
         let fits = |given: Given| given.frames(latent_frames, lengths).is_some();
-        let usable: Vec<(Given, f64)> = self.0.iter().copied().filter(|(given, _)| fits(*given)).collect();
+        // Rounding may lead to the last kind, which must have a weight.
+        let is_usable = |(given, weight): &(Given, f64)| *weight > 0.0 && fits(*given);
+        let usable: Vec<(Given, f64)> = self.0.iter().copied().filter(is_usable).collect();
         let mut left = share * usable.iter().map(|(_, weight)| weight).sum::<f64>();
         for (given, weight) in &usable {
             if left < *weight {
@@ -151,5 +153,14 @@ mod tests {
         assert_eq!(draws(5), [Given::Head, Given::Head, Given::Head, Given::Nothing, Given::Nothing]);
         assert_eq!(draws(1), [Given::Nothing; 5]);
         assert_eq!(GivenWeights(vec![(Given::LongVideoHead, 1.0)]).draw(0.5, 9, CAUSAL), Given::Nothing);
+    }
+
+    #[test]
+    fn a_kind_without_weight_is_never_drawn() {
+        // The sum of these weights is rounded up: the greatest share is past the end of the third kind.
+        let weights = [(Given::Head, 0.1), (Given::Tail, 0.2), (Given::VideoHead, 0.3), (Given::Loop, 0.0)];
+        let drawn = GivenWeights(weights.to_vec()).draw(1.0f64.next_down(), 33, CAUSAL);
+        assert_eq!(drawn, Given::VideoHead);
+        assert_eq!(GivenWeights(vec![(Given::Loop, 0.0)]).draw(0.5, 33, CAUSAL), Given::Nothing);
     }
 }

@@ -55,7 +55,7 @@ impl Default for Config {
 /// The reason why no network has the sizes of a config.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Unusable {
-    /// A size is zero.
+    /// A size is zero, or `mlp_ratio` leaves the feed-forward layers without hidden units.
     #[error("{key} is 0")]
     Zero {
         /// The key of the size.
@@ -94,6 +94,7 @@ impl Config {
             ("hidden_size", self.hidden_size),
             ("num_heads", self.num_heads),
             ("depth", self.depth),
+            ("mlp_ratio", (self.hidden_size as f64 * self.mlp_ratio) as usize),
             ("input_sq_size", self.input_sq_size),
             ("caption_channels", self.caption_channels),
             ("model_max_length", self.model_max_length),
@@ -149,6 +150,10 @@ mod tests {
         };
         assert_eq!(of(|c| c.depth = 0), "depth is 0");
         assert_eq!(of(|c| c.patch_size = [1, 0, 2]), "patch_size is 0");
+        for ratio in [0.0, -4.0, f64::NAN, 1e-4] {
+            let config = Config { mlp_ratio: ratio, ..Config::default() };
+            assert_eq!(config.model(), Err(Unusable::Zero { key: "mlp_ratio" }), "{ratio}");
+        }
         assert_eq!(of(|c| c.num_heads = 7), "hidden_size 1152 is not a multiple of num_heads 7");
         assert_eq!(of(|c| c.hidden_size = 16 * 9), "the head width is 9, not a multiple of 2");
     }
