@@ -1,7 +1,4 @@
-//! Runs MMDiTs on the ranks of a TP group, which are threads, and with adapters, and compares with one rank and with merged weights.
-//!
-//! The collectives pass tensors with their graphs from thread to thread. So the outputs of all ranks have one graph, and one backward pass
-//! gives each rank the gradients that it would get from real collectives.
+//! Runs MMDiTs on the ranks of a TP group and with adapters, and compares with one rank and with merged weights.
 
 mod support;
 
@@ -10,100 +7,13 @@ use dit::family::{Family, Inputs, Tokens};
 use dit::mixers::Mixers;
 use dit::mmdit::{GIVEN, Mmdit, POOLED};
 use dit::network::Network;
-use dit::parallel::{Alone, InFlight, TensorParallel, own_tokens};
+use dit::parallel::{Alone, own_tokens};
 use dit::params::{Adapters, UnitParams};
 use recipe::families::mmdit::{Mmdit as Sizes, param_specs};
 use recipe::{FsdpUnit, ParamRole, ParamSpec, Shape};
-use std::sync::{Arc, Barrier, Mutex, MutexGuard};
-use support::mmdit::{Parameters, part};
-use support::{Tensors, relative};
+use support::mmdit::Parameters;
+use support::{Tensors, ranks, relative};
 use tch::{Device, Kind, Tensor};
-use torch_error::TorchError;
-
-/// The tensors that the ranks of a group exchange.
-struct Exchange {
-    tensors: Mutex<Vec<Option<Tensor>>>,
-    barrier: Barrier,
-}
-
-/// A rank of a group of threads.
-struct Rank {
-    rank: i64,
-    size: i64,
-    pieces: i64,
-    exchange: Arc<Exchange>,
-}
-
-impl Rank {
-    fn tensors(&self) -> MutexGuard<'_, Vec<Option<Tensor>>> {
-        self.exchange.tensors.lock().expect("no rank panicked")
-    }
-
-    /// Returns the tensors of all ranks. The first rank's come first.
-    fn all(&self, own: &Tensor) -> Vec<Tensor> {
-        self.tensors()[self.rank as usize] = Some(own.shallow_clone());
-        self.exchange.barrier.wait();
-        let all =
-            self.tensors().iter().map(|t| t.as_ref().expect("every rank has set its tensor").shallow_clone()).collect();
-        self.exchange.barrier.wait();
-        all
-    }
-}
-
-fn done(x: Tensor) -> Result<InFlight, TorchError> {
-    Ok(Box::new(move || Ok(x)))
-}
-
-impl TensorParallel for Rank {
-    fn size(&self) -> i64 {
-        self.size
-    }
-
-    fn rank(&self) -> i64 {
-        self.rank
-    }
-
-    fn pieces(&self, _: i64) -> i64 {
-        self.pieces
-    }
-
-    fn copy_to(&self, x: &Tensor) -> Result<Tensor, TorchError> {
-        // The value of this rank's tensor, and a gradient that reaches the tensor of every rank.
-        Ok(self.all(x).into_iter().fold(x.detach(), |sum, other| sum + &other - other.detach()))
-    }
-
-    fn gather_from(&self, x: &Tensor) -> Result<Tensor, TorchError> {
-        Ok(Tensor::cat(&self.all(x), -1))
-    }
-
-    fn start_gather_tokens(&self, part: &Tensor, len: i64) -> Result<InFlight, TorchError> {
-        done(Tensor::cat(&self.all(part), 1).narrow(1, 0, len))
-    }
-
-    fn start_reduce_tokens(&self, x: &Tensor) -> Result<InFlight, TorchError> {
-        done(own_tokens(&self.all(x).into_iter().sum::<Tensor>(), self))
-    }
-}
-
-/// Runs `run` on the threads of a group, each with its part of `given`, and returns the results in the order of the ranks.
-fn on_ranks<G: Send, T: Send>(given: Vec<G>, pieces: i64, run: impl Fn(&Rank, G) -> T + Sync) -> Vec<T> {
-    let size = given.len();
-    let exchange =
-        Arc::new(Exchange { tensors: Mutex::new((0..size).map(|_| None).collect()), barrier: Barrier::new(size) });
-    std::thread::scope(|scope| {
-        let start = |(rank, given)| {
-            let (exchange, run) = (exchange.clone(), &run);
-            let rank = Rank { rank: rank as i64, size: size as i64, pieces, exchange };
-            scope.spawn(move || {
-                // Threads of libtorch would wait for the cores of other ranks.
-                tch::set_num_threads(1);
-                run(&rank, given)
-            })
-        };
-        let threads: Vec<_> = given.into_iter().enumerate().map(start).collect();
-        threads.into_iter().map(|thread| thread.join().expect("no rank panicked")).collect()
-    })
-}
 
 /// Returns a network with four heads, and text and video tokens that four ranks share with and without padding.
 fn network(text_tokens: usize) -> Sizes {
@@ -206,7 +116,7 @@ fn blocks_of_both_kinds_have_the_outputs_and_gradients_of_one_rank_on_several() 
         let want = gradients(std::slice::from_ref(&one), &[copy(&pulls).into()]).remove(0);
 
         let given = |rank| (params.parts(rank, size), copy(&streams), shared.shallow_clone(), copy(&pulls));
-        let ran = on_ranks((0..size).map(given).collect(), pieces, |tp, (tensors, streams, shared, pulls)| {
+        let ran = ranks::run((0..size).map(given).collect(), pieces, |(tensors, streams, shared, pulls), tp| {
             let params = Parameters { tensors, grads: Tensors::new(), tp };
             (run(&sizes, shape, &params, &streams, &shared), pulls.map(|pull| own_tokens(&pull, tp)).into())
         });
@@ -227,7 +137,7 @@ fn blocks_of_both_kinds_have_the_outputs_and_gradients_of_one_rank_on_several() 
         for (rank, grads) in got.iter().enumerate() {
             assert_close(&grads[2], &want[2], &format!("{size} ranks: the shared vector of rank {rank}"));
             for (i, (spec, _)) in specs.iter().enumerate() {
-                let part = part(spec, &want[i + 3], rank, size);
+                let part = ranks::part(spec, &want[i + 3], rank, size);
                 assert_close(&grads[i + 3], &part, &format!("{size} ranks: {} of rank {rank}", spec.name));
             }
         }
@@ -258,7 +168,7 @@ fn the_network_has_the_output_of_one_rank_on_several() {
         let network = || Network::of(Mmdit::new(&sizes), ActivationCheckpointing::Full);
         let want = network().forward(&mut params, &inputs).unwrap();
         let given = |rank| (params.parts(rank, size), inputs.map(Tensor::shallow_clone));
-        let outputs = on_ranks((0..size).map(given).collect(), 1, |tp, (tensors, inputs)| {
+        let outputs = ranks::run((0..size).map(given).collect(), 1, |(tensors, inputs), tp| {
             network().forward(&mut Parameters { tensors, grads: Tensors::new(), tp }, &inputs).unwrap()
         });
         outputs.iter().for_each(|got| assert_close(got, &want, &format!("{size} ranks: the output")));

@@ -8,7 +8,7 @@ use dit::parallel::{Alone, own_tokens};
 use dit::params::{Adapters, UnitParams};
 use dit::stdit3::{self, SpaceTime};
 use recipe::families::stdit3::{Stdit3, param_specs};
-use recipe::{FsdpUnit, ParamSpec, Split};
+use recipe::{FsdpUnit, ParamSpec};
 use support::{Tensors, ranks, relative};
 use tch::{Device, Kind, Tensor};
 
@@ -38,18 +38,8 @@ fn specs(model: &Stdit3, unit: FsdpUnit) -> Vec<ParamSpec> {
 
 /// Returns the parameters of a unit that a rank of a TP group has, each with a gradient.
 fn params(model: &Stdit3, weights: &Tensors, unit: FsdpUnit, rank: usize, tp: usize) -> UnitParams {
-    let own = |spec: &ParamSpec| own_part(spec, &weights[&spec.name], rank, tp).detach().copy().set_requires_grad(true);
+    let own = |spec: &ParamSpec| ranks::part(spec, &weights[&spec.name], rank, tp).detach().copy().set_requires_grad(true);
     UnitParams::new(specs(model, unit).iter().map(own).collect())
-}
-
-fn own_part(spec: &ParamSpec, whole: &Tensor, rank: usize, tp: usize) -> Tensor {
-    match spec.split {
-        Split::Dim(dim) => {
-            let (offset, shape) = spec.part(rank, tp);
-            whole.narrow(dim as i64, offset[dim] as i64, shape[dim] as i64)
-        }
-        _ => whole.shallow_clone(),
-    }
 }
 
 /// Returns a batch of two samples of 3 frames with these sides.
@@ -108,7 +98,7 @@ fn run(family: &SpaceTime, weights: &Tensors, number: usize, inputs: &Inputs, tp
         let loss = (&out * own_tokens(&pull, rank)).sum(Kind::Float);
         Forward { tokens, params, out, loss }
     };
-    let passes = ranks::run((0..tp).map(of_rank).collect(), forward);
+    let passes = ranks::run((0..tp).map(of_rank).collect(), 2, forward);
     passes.iter().map(|pass| &pass.loss).fold(Tensor::zeros([], CPU), |sum, loss| sum + loss).backward();
     let grad = |x: &Tensor| if x.grad().defined() { x.grad() } else { x.zeros_like() };
     let pass = |forward: Forward| Pass {
@@ -148,7 +138,7 @@ fn ranks_that_share_a_block_have_the_results_and_gradients_of_one_rank() {
                 let specs = specs(&model, FsdpUnit::Block(number));
                 for ((spec, got), want) in specs.iter().zip(&pass.params).zip(&whole.params) {
                     let name = format!("the gradient of {} on rank {rank}", spec.name);
-                    same(got, &own_part(spec, want, rank, tp), &name);
+                    same(got, &ranks::part(spec, want, rank, tp), &name);
                 }
             }
         }

@@ -10,7 +10,7 @@ use dit::wan::{Wan, unit_specs};
 use kernels::gradients::gradients;
 use recipe::families::wan::{ImageKeys, Release, WanModel};
 use recipe::{FsdpUnit, Lora, ParamRole, ParamSpec, Shape, Split};
-use support::{pair, relative};
+use support::{ranks, relative};
 use tch::{Device, Kind, Tensor};
 
 const F32: (Kind, Device) = (Kind::Float, Device::Cpu);
@@ -48,14 +48,6 @@ fn with_adapters(specs: Vec<ParamSpec>) -> Vec<ParamSpec> {
     });
     let factors: Vec<_> = factors.collect();
     specs.into_iter().chain(factors).collect()
-}
-
-/// Returns a rank's part of a tensor, or the tensor if it is not split.
-fn part(spec: &ParamSpec, whole: &Tensor, rank: usize, ranks: usize) -> Tensor {
-    let (offset, shape) = spec.part(rank, ranks);
-    let narrow =
-        |x: Tensor, (dim, (from, len)): (usize, (&usize, &usize))| x.narrow(dim as i64, *from as i64, *len as i64);
-    offset.iter().zip(&shape).enumerate().fold(whole.shallow_clone(), narrow)
 }
 
 /// The leaves of a rank: parameters, stream and shared tensors.
@@ -116,20 +108,17 @@ fn compare(ranks: usize, shape: Shape, groups: i64) {
     let leaves: Vec<&Tensor> = one.all().collect();
     let want = gradients_of(&[(&out, &cotangent)], &leaves);
 
-    let threads: Vec<_> = pair::ranks(ranks)
-        .into_iter()
-        .enumerate()
-        .map(|(rank, tp)| {
-            let params = specs.iter().zip(&whole).map(|(spec, whole)| part(spec, whole, rank, ranks)).collect();
-            let leaves = Leaves::new(params, own_tokens(&stream, &tp), &shared);
-            let (model, adapters, cotangent) = (model.clone(), adapters.clone(), own_tokens(&cotangent, &tp));
-            std::thread::spawn(move || {
-                let out = leaves.block(&model, shape, &adapters, &tp);
-                (leaves, out, cotangent)
-            })
-        })
-        .collect();
-    let done: Vec<_> = threads.into_iter().map(|thread| thread.join().expect("a rank")).collect();
+    let given = |rank: usize| {
+        let params: Vec<Tensor> =
+            specs.iter().zip(&whole).map(|(spec, whole)| ranks::part(spec, whole, rank, ranks)).collect();
+        let copies: Vec<Tensor> = shared.iter().map(Tensor::copy).collect();
+        (params, stream.copy(), copies, cotangent.copy())
+    };
+    let done = ranks::run((0..ranks).map(given).collect(), 2, |(params, stream, shared, cotangent), tp| {
+        let leaves = Leaves::new(params, own_tokens(&stream, tp), &shared);
+        let out = leaves.block(&model, shape, &adapters, tp);
+        (leaves, out, own_tokens(&cotangent, tp))
+    });
 
     let parts: Vec<&Tensor> = done.iter().map(|(_, out, _)| out).collect();
     let joined = Tensor::cat(&parts, 1).narrow(1, 0, len);
@@ -149,7 +138,7 @@ fn compare(ranks: usize, shape: Shape, groups: i64) {
             let got = got.next().expect("a gradient of each parameter");
             match spec.split {
                 Split::Summed => *sum = Some(sum.take().map_or_else(|| got.shallow_clone(), |sum| sum + &got)),
-                _ => same(&got, &part(spec, want, rank, ranks), &spec.name),
+                _ => same(&got, &ranks::part(spec, want, rank, ranks), &spec.name),
             }
         }
         let of_tokens = got.next().expect("the gradient of the stream");

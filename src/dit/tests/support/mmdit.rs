@@ -1,6 +1,7 @@
 //! MMDiTs of recorded files: their sizes, and their parameters in the layouts of published files.
 
 use super::device::there;
+use super::ranks::part;
 use super::{Tensors, metadata};
 use camino::Utf8Path;
 use dit::network::Units;
@@ -140,13 +141,6 @@ impl Units for Parameters<'_> {
     fn tensor_parallel(&self) -> &dyn TensorParallel {
         self.tp
     }
-}
-
-/// Returns the part of a tensor that rank `rank` of a TP group of `size` ranks has.
-pub fn part(spec: &ParamSpec, tensor: &Tensor, rank: usize, size: usize) -> Tensor {
-    let (offset, shape) = spec.part(rank, size);
-    let along = |t: Tensor, dim: usize| t.narrow(dim as i64, offset[dim] as i64, shape[dim] as i64);
-    (0..shape.len()).fold(tensor.shallow_clone(), along)
 }
 
 /// Returns the tensors of a recorded file whose names begin with `prefix`, without it.

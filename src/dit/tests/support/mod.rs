@@ -8,7 +8,6 @@ pub mod device;
 pub mod mmdit;
 #[path = "../../../../tests/oracle/mod.rs"]
 pub mod oracle;
-pub mod pair;
 pub mod placed;
 pub mod ranks;
 #[path = "../../../../tests/oracle/tensor_file.rs"]

@@ -2,6 +2,7 @@
 //! losses is what Megatron's collectives give each rank.
 
 use dit::parallel::{InFlight, TensorParallel, own_tokens};
+use recipe::ParamSpec;
 use std::sync::{Arc, Barrier, Mutex};
 use tch::Tensor;
 use torch_error::TorchError;
@@ -12,22 +13,35 @@ pub struct Rank {
     tensors: Arc<Mutex<Vec<Tensor>>>,
     barrier: Arc<Barrier>,
     size: usize,
+    pieces: i64,
 }
 
-/// Runs `work` for each rank of a group in a thread of its own, and returns the results. `inputs` has the input of each rank.
-pub fn run<I: Send, T: Send>(inputs: Vec<I>, work: impl Fn(I, &Rank) -> T + Sync) -> Vec<T> {
+/// Runs `work` for each rank of a group in a thread of its own, and returns the results. `inputs` has the input of each rank. The ranks exchange
+/// tokens in this number of pieces.
+pub fn run<I: Send, T: Send>(inputs: Vec<I>, pieces: i64, work: impl Fn(I, &Rank) -> T + Sync) -> Vec<T> {
     let size = inputs.len();
     let tensors = Arc::new(Mutex::new((0..size).map(|_| Tensor::new()).collect()));
     let barrier = Arc::new(Barrier::new(size));
     let work = &work;
     std::thread::scope(|scope| {
         let start = |(rank, input)| {
-            let rank = Rank { rank, tensors: tensors.clone(), barrier: barrier.clone(), size };
-            scope.spawn(move || work(input, &rank))
+            let rank = Rank { rank, tensors: tensors.clone(), barrier: barrier.clone(), size, pieces };
+            scope.spawn(move || {
+                // Threads of libtorch would wait for the cores of other ranks.
+                tch::set_num_threads(1);
+                work(input, &rank)
+            })
         };
         let threads: Vec<_> = inputs.into_iter().enumerate().map(start).collect();
         threads.into_iter().map(|thread| thread.join().expect("no rank panics")).collect()
     })
+}
+
+/// Returns the part of a tensor that a rank of a group has: the whole tensor if it is not split.
+pub fn part(spec: &ParamSpec, whole: &Tensor, rank: usize, ranks: usize) -> Tensor {
+    let (offset, shape) = spec.part(rank, ranks);
+    let along = |tensor: Tensor, dim: usize| tensor.narrow(dim as i64, offset[dim] as i64, shape[dim] as i64);
+    (0..shape.len()).fold(whole.shallow_clone(), along)
 }
 
 impl Rank {
@@ -52,7 +66,7 @@ impl TensorParallel for Rank {
     }
 
     fn pieces(&self, _bytes: i64) -> i64 {
-        2
+        self.pieces
     }
 
     fn copy_to(&self, x: &Tensor) -> Result<Tensor, TorchError> {
