@@ -60,8 +60,10 @@ pub trait Family {
     /// Returns the network's output `[B, T, C, height, width]`.
     fn head(&self, grid: &Self::Grid, root: &UnitParams, tokens: &Tokens) -> Tensor;
 
-    /// Returns the first values of a tensor whose init is [`recipe::ParamInit::Positions`].
-    fn positions(&self, spec: &ParamSpec) -> Tensor;
+    /// Returns the first values of a tensor whose init is [`recipe::ParamInit::Positions`]. Most families have none.
+    fn positions(&self, spec: &ParamSpec) -> Tensor {
+        unreachable!("{} is no table of positions", spec.name)
+    }
 }
 
 /// The tensors between two blocks.
@@ -90,6 +92,11 @@ pub struct Inputs {
 /// with the noised latent.
 pub type Conditions = Vec<(&'static str, Tensor)>;
 
+/// Returns a condition by its name.
+pub fn condition<'a>(conditions: &'a Conditions, name: &str) -> Option<&'a Tensor> {
+    conditions.iter().find(|(own, _)| *own == name).map(|(_, tensor)| tensor)
+}
+
 impl Inputs {
     /// Returns the latent frames, rows and columns of the batch.
     pub fn shape(&self) -> Shape {
@@ -98,7 +105,7 @@ impl Inputs {
 
     /// Returns a condition by its name.
     pub fn condition(&self, name: &str) -> Option<&Tensor> {
-        self.conditions.iter().find(|(own, _)| *own == name).map(|(_, tensor)| tensor)
+        condition(&self.conditions, name)
     }
 
     /// Applies `change` to every tensor, for example a copy to another device, and returns the new inputs.

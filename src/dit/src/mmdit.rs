@@ -27,7 +27,7 @@ use head::Head;
 use kernels::OnGpu;
 use positions::JoinedOrder;
 use recipe::families::mmdit::{Mmdit as Sizes, param_specs};
-use recipe::{FsdpUnit, ParamSpec, Shape};
+use recipe::{FsdpUnit, Shape};
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -137,9 +137,5 @@ impl Family for Mmdit {
 
     fn head(&self, grid: &Grid, root: &UnitParams, tokens: &Tokens) -> Tensor {
         self.head.forward(grid, root, &tokens.streams[0], &tokens.shared[0])
-    }
-
-    fn positions(&self, spec: &ParamSpec) -> Tensor {
-        panic!("{} is no table of positions", spec.name)
     }
 }

@@ -13,9 +13,11 @@ pub trait Objective: Clone + Send + 'static {
     /// The trainer spreads the quantiles of a global batch evenly, and draws them the same on every mesh.
     fn timesteps(&self, quantiles: &[f64], shape: Shape) -> Tensor;
 
-    /// Returns the objective with its tables on a device.
+    /// Returns the objective with its tables on a device. Most objectives have none.
     #[must_use]
-    fn on(&self, device: Device) -> Self;
+    fn on(&self, _: Device) -> Self {
+        self.clone()
+    }
 
     /// Noises clean latents `[B, T, C, height, width]` with noise of the same shape at timesteps `[B]`, all fp32 and on the device of the
     /// tables. Returns the noised latents and the target of the network's output. An objective may keep frames clean that

@@ -71,6 +71,16 @@ pub struct Prediction {
     pub without_text: Option<Tensor>,
 }
 
+impl Prediction {
+    /// Returns the velocity under classifier-free guidance.
+    pub(crate) fn guided(self, scale: f64) -> Tensor {
+        match self.without_text {
+            None => self.with_text,
+            Some(without) => &without + (self.with_text - &without) * scale,
+        }
+    }
+}
+
 /// The results of one sampling step.
 #[derive(Debug)]
 pub struct Stepped<'a> {
@@ -145,12 +155,7 @@ impl Sampler {
         let mut x = noise.shallow_clone();
         let mut before: Option<Tensor> = None;
         for (step, (timestep, c)) in self.timesteps.iter().zip(&self.steps).enumerate() {
-            let velocity = match network(&x, *timestep)? {
-                Prediction { with_text, without_text: None } => with_text,
-                Prediction { with_text, without_text: Some(without) } => {
-                    &without + (with_text - &without) * self.scales[step]
-                }
-            };
+            let velocity = network(&x, *timestep)?.guided(self.scales[step]);
             let clean = &x * c.signal - velocity * c.noise;
             let mut next = &x * c.kept + &clean * c.ahead;
             if let (Some(before), true) = (&before, c.before != 0.0) {

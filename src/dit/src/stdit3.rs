@@ -27,7 +27,7 @@ use block::Block;
 use embed::Embedder;
 use head::Head;
 use recipe::families::stdit3::{BlockKind, Stdit3, param_specs};
-use recipe::{FsdpUnit, ParamSpec, Shape};
+use recipe::{FsdpUnit, Shape};
 use tch::{Device, Tensor};
 use torch_error::TorchError;
 
@@ -155,9 +155,5 @@ impl Family for SpaceTime {
     /// nothing uses.
     fn head(&self, grid: &Grid, root: &UnitParams, tokens: &Tokens) -> Tensor {
         self.head.forward(grid, root, tokens)
-    }
-
-    fn positions(&self, spec: &ParamSpec) -> Tensor {
-        unreachable!("{}: the network computes its positions for each batch", spec.name)
     }
 }

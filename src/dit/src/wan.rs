@@ -100,10 +100,6 @@ impl Family for Wan {
     fn head(&self, grid: &Grid, root: &UnitParams, tokens: &Tokens) -> Tensor {
         self.head.forward(grid, root, &tokens.streams[0], &tokens.shared[0])
     }
-
-    fn positions(&self, spec: &ParamSpec) -> Tensor {
-        unreachable!("{} is no table of positions: Wan has none", spec.name)
-    }
 }
 
 /// Returns the specs of one unit, in table order.

@@ -8,11 +8,11 @@
 
 use super::GIVEN;
 use crate::diffusion::Target;
-use crate::family::Conditions;
+use crate::family::{Conditions, condition};
 use crate::objective::Objective;
 use recipe::Shape;
 use recipe::families::mmdit::Mmdit as Sizes;
-use tch::{Device, Kind, Tensor};
+use tch::{Kind, Tensor};
 
 /// The noise that is left in a clean latent, and that the target lacks.
 const SIGMA_MIN: f64 = 1e-5;
@@ -60,9 +60,9 @@ impl FlowMatching {
     fn counted(&self, conditions: &Conditions) -> Option<Tensor> {
         let given = match self.counted {
             CountedFrames::All => return None,
-            CountedFrames::WithoutGivenImages => conditions.iter().find(|(name, _)| *name == GIVEN),
+            CountedFrames::WithoutGivenImages => condition(conditions, GIVEN),
         };
-        given.map(|(_, given)| counted(&given.select(2, 0).flatten(2, -1).amax([2], false)))
+        given.map(|given| counted(&given.select(2, 0).flatten(2, -1).amax([2], false)))
     }
 }
 
@@ -93,10 +93,6 @@ impl Objective for FlowMatching {
     fn timesteps(&self, quantiles: &[f64], shape: Shape) -> Tensor {
         let normal = Tensor::from_slice(quantiles).special_ndtri().to_kind(Kind::Float);
         self.timesteps_of(&normal, shape)
-    }
-
-    fn on(&self, _: Device) -> Self {
-        self.clone()
     }
 
     fn noised(&self, clean: &Tensor, noise: &Tensor, timestep: &Tensor, conditions: &Conditions) -> (Tensor, Target) {

@@ -2,11 +2,11 @@
 
 use super::FRAME_MASK;
 use crate::diffusion::Target;
-use crate::family::Conditions;
+use crate::family::{Conditions, condition};
 use crate::objective::Objective;
 use recipe::Shape;
 use recipe::families::stdit3::{ClipSize, Flow, MAX_TIME, TimestepDraw};
-use tch::{Device, Kind, Tensor};
+use tch::{Kind, Tensor};
 
 /// Prediction of the velocity `x0 - ε` on the straight line from noise `ε` to a clean latent `x0`. Timesteps are from 0 to 1000, pure
 /// noise.
@@ -40,17 +40,13 @@ impl Objective for RectifiedFlow {
         self.timesteps_of(quantiles, ClipSize::of_latent(shape))
     }
 
-    fn on(&self, _: Device) -> Self {
-        *self
-    }
-
     /// Noises the frames for which the condition [`FRAME_MASK`] is not 0. The loss is the mean error of these frames.
     fn noised(&self, clean: &Tensor, noise: &Tensor, timestep: &Tensor, conditions: &Conditions) -> (Tensor, Target) {
         let mixed = mixed(clean, noise, timestep);
         let velocity = clean - noise;
-        match conditions.iter().find(|(name, _)| *name == FRAME_MASK) {
+        match condition(conditions, FRAME_MASK) {
             None => (mixed, Target::of_velocity(velocity, None)),
-            Some((_, mask)) => {
+            Some(mask) => {
                 let mask = mask.ne(0);
                 (mixed.where_self(&of_frames(&mask), clean), Target::of_velocity(velocity, Some(mask)))
             }
@@ -73,6 +69,7 @@ pub(super) fn of_frames(numbers: &Tensor) -> Tensor {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tch::Device;
 
     #[test]
     fn quantiles_have_the_timesteps_of_their_distribution() {

@@ -93,13 +93,9 @@ impl FlowSampler {
                 }
                 mask(&chosen(shares, |sample, share| is_sampled(step, sample, share)), device)
             });
-            let velocity = match network(Noisy { latent: &x, timestep: &timestep, frames: frames.as_ref() })? {
-                Prediction { with_text, without_text: None } => with_text.narrow(2, 0, channels),
-                Prediction { with_text, without_text: Some(without) } => {
-                    let [text, without] = [with_text, without].map(|output| output.narrow(2, 0, channels));
-                    &without + (text - &without) * self.scale
-                }
-            };
+            let output = network(Noisy { latent: &x, timestep: &timestep, frames: frames.as_ref() })?;
+            // The channels after those of the latent are variances.
+            let velocity = output.guided(self.scale).narrow(2, 0, channels);
             let ahead = |distances: Vec<f32>| {
                 let distance = Tensor::from_slice(&distances).to_device(device).view([-1, 1, 1, 1, 1]);
                 let moved = &x + &velocity * distance;

@@ -6,7 +6,7 @@ use crate::diffusion::Target;
 use crate::family::Conditions;
 use crate::objective::Objective;
 use recipe::Shape;
-use tch::{Device, Kind, Tensor};
+use tch::{Kind, Tensor};
 
 /// The timestep of pure noise.
 pub(super) const TIMESTEPS: f64 = 1000.0;
@@ -137,11 +137,6 @@ impl Objective for FlowMatching {
         Tensor::from_slice(&timesteps.collect::<Vec<_>>())
     }
 
-    /// Returns the objective itself, which has no tables.
-    fn on(&self, _: Device) -> Self {
-        self.clone()
-    }
-
     /// Noises all frames. The network replaces the first one with that of the condition [`FIRST_FRAME`], and the target leaves it out of the
     /// loss.
     fn noised(&self, clean: &Tensor, noise: &Tensor, timestep: &Tensor, conditions: &Conditions) -> (Tensor, Target) {
@@ -169,6 +164,7 @@ impl Objective for FlowMatching {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tch::Device;
 
     const SHAPE: Shape = Shape { frames: 1, height: 2, width: 2 };
 

@@ -185,10 +185,7 @@ impl FlowSampler {
             let expert = guidance.expert(*timestep);
             let scale = guidance.scale(expert);
             let call = Call { step: number, timestep: *timestep, expert, is_guided: scale > 1.0 };
-            let velocity = match network(&x, call)? {
-                Prediction { with_text, without_text: None } => with_text,
-                Prediction { with_text, without_text: Some(without) } => &without + (with_text - &without) * scale,
-            };
+            let velocity = network(&x, call)?.guided(scale);
             clean.insert(0, &x - velocity * step.sigma);
             clean.truncate(3);
             if let Some(corrected) = &step.corrected {
