@@ -38,7 +38,8 @@ fn specs(model: &Stdit3, unit: FsdpUnit) -> Vec<ParamSpec> {
 
 /// Returns the parameters of a unit that a rank of a TP group has, each with a gradient.
 fn params(model: &Stdit3, weights: &Tensors, unit: FsdpUnit, rank: usize, tp: usize) -> UnitParams {
-    let own = |spec: &ParamSpec| ranks::part(spec, &weights[&spec.name], rank, tp).detach().copy().set_requires_grad(true);
+    let own =
+        |spec: &ParamSpec| ranks::part(spec, &weights[&spec.name], rank, tp).detach().copy().set_requires_grad(true);
     UnitParams::new(specs(model, unit).iter().map(own).collect())
 }
 
