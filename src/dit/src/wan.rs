@@ -45,7 +45,14 @@ pub struct Wan {
 impl Wan {
     /// Finds the parameters of a model by name.
     pub fn new(model: &WanModel) -> Self {
-        Wan { embedder: Embedder::new(model), block: Block::new(model), head: Head::new(model), model: model.clone() }
+        let specs = param_specs(model);
+        let root = Slots::of(&specs, FsdpUnit::Root);
+        Wan {
+            embedder: Embedder::new(model, &root),
+            block: Block::new(model, &Slots::of(&specs, FsdpUnit::Block(0))),
+            head: Head::new(model, &root),
+            model: model.clone(),
+        }
     }
 }
 
@@ -105,9 +112,4 @@ impl Family for Wan {
 /// Returns the specs of one unit, in table order.
 pub fn unit_specs(model: &WanModel, unit: FsdpUnit) -> Vec<ParamSpec> {
     param_specs(model).into_iter().filter(|spec| spec.unit == unit).collect()
-}
-
-/// Returns the slots of a unit's parameters by their names in the unit.
-fn slots(model: &WanModel, unit: FsdpUnit) -> Slots {
-    Slots::of(&unit_specs(model, unit), unit)
 }

@@ -16,7 +16,7 @@ use dit::sampler::{Prediction, Stepped};
 use dit::stdit3::references::{self, WithReferences};
 use dit::stdit3::{self, FlowSampler, Noisy, RectifiedFlow, SpaceTime, masks};
 use recipe::families::stdit3::{
-    ClipSize, Config, Flow, FrameMask, Layout, Reference, Stdit3, TimestepDraw, param_specs, place,
+    Config, Flow, FrameMask, Layout, Reference, ShownSize, Stdit3, TimestepDraw, param_specs, place,
 };
 use recipe::{FsdpUnit, ParamRole};
 use serde_json::Value;
@@ -95,10 +95,10 @@ impl Case {
     }
 
     /// Returns the size of each sample's clip.
-    fn clips(&self) -> Vec<ClipSize> {
+    fn clips(&self) -> Vec<ShownSize> {
         let numbers = |name: &str| Vec::<f32>::try_from(self.tensor(name)).expect("numbers");
         let (heights, widths, frames) = (numbers("in.height"), numbers("in.width"), numbers("in.num_frames"));
-        let clip = |i: usize| ClipSize { height_px: heights[i], width_px: widths[i], frames: frames[i] };
+        let clip = |i: usize| ShownSize { height_px: heights[i], width_px: widths[i], frames: frames[i] };
         (0..heights.len()).map(clip).collect()
     }
 
@@ -287,7 +287,7 @@ fn oracle_timesteps_are_shifted_as_in_open_sora() {
                 row[key].as_array().expect("numbers").iter().map(|n| n.as_f64().expect("a number") as f32).collect()
             };
             let clip =
-                ClipSize { height_px: number("height"), width_px: number("width"), frames: number("num_frames") };
+                ShownSize { height_px: number("height"), width_px: number("width"), frames: number("num_frames") };
             let shifted: Vec<f32> = numbers("t").into_iter().map(|t| Flow::default().shifted(t, clip)).collect();
             assert_eq!(shifted, numbers("shifted"), "{row}");
         }

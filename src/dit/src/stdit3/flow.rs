@@ -5,7 +5,7 @@ use crate::diffusion::Target;
 use crate::family::{Conditions, condition};
 use crate::objective::Objective;
 use recipe::Shape;
-use recipe::families::stdit3::{ClipSize, Flow, MAX_TIME, TimestepDraw};
+use recipe::families::stdit3::{Flow, MAX_TIME, ShownSize, TimestepDraw};
 use tch::{Kind, Tensor};
 
 /// Prediction of the velocity `x0 - ε` on the straight line from noise `ε` to a clean latent `x0`. Timesteps are from 0 to 1000, pure
@@ -20,7 +20,7 @@ pub struct RectifiedFlow(
 
 impl RectifiedFlow {
     /// Returns the timesteps `[B]`, fp32, at quantiles of their distribution for clips of a size.
-    pub fn timesteps_of(&self, quantiles: &[f64], clip: ClipSize) -> Tensor {
+    pub fn timesteps_of(&self, quantiles: &[f64], clip: ShownSize) -> Tensor {
         let most = f64::from(MAX_TIME);
         let draws = Tensor::from_slice(quantiles);
         let draws = match self.0.draw {
@@ -37,7 +37,7 @@ impl RectifiedFlow {
 
 impl Objective for RectifiedFlow {
     fn timesteps(&self, quantiles: &[f64], shape: Shape) -> Tensor {
-        self.timesteps_of(quantiles, ClipSize::of_latent(shape))
+        self.timesteps_of(quantiles, ShownSize::of_latent(shape))
     }
 
     /// Noises the frames for which the condition [`FRAME_MASK`] is not 0. The loss is the mean error of these frames.
@@ -73,7 +73,7 @@ mod tests {
 
     #[test]
     fn quantiles_have_the_timesteps_of_their_distribution() {
-        let clip = ClipSize { height_px: 512.0, width_px: 512.0, frames: 1.0 };
+        let clip = ShownSize { height_px: 512.0, width_px: 512.0, frames: 1.0 };
         let of = |draw, quantiles: &[f64]| {
             let flow = RectifiedFlow(Flow { draw, shift: Some(1.0) });
             Vec::<f32>::try_from(flow.timesteps_of(quantiles, clip)).unwrap()

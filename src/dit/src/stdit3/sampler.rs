@@ -2,7 +2,7 @@
 
 use super::flow::{mixed, of_frames};
 use crate::sampler::{Prediction, Stepped};
-use recipe::families::stdit3::{ClipSize, Flow, MAX_TIME, TimestepDraw};
+use recipe::families::stdit3::{Flow, MAX_TIME, ShownSize, TimestepDraw};
 use tch::{Device, Tensor};
 
 /// The timesteps and the guidance of sampling.
@@ -31,7 +31,7 @@ impl FlowSampler {
     ///
     /// # Panics
     /// There are no steps.
-    pub fn new(flow: &Flow, clips: &[ClipSize], steps: usize, scale: f64) -> Self {
+    pub fn new(flow: &Flow, clips: &[ShownSize], steps: usize, scale: f64) -> Self {
         assert!(steps > 0, "sampling needs a step");
         let flow = Flow { shift: flow.shift.map(|_| 1.0), ..*flow };
         let timestep = |step: usize| {

@@ -8,7 +8,6 @@ use crate::parallel::TensorParallel;
 use crate::params::{Affine, Slots, UnitParams};
 use kernels::OnGpu;
 use kernels::fused::rotate;
-use recipe::FsdpUnit;
 use recipe::families::wan::WanModel;
 use tch::{Kind, Tensor};
 use torch_error::TorchError;
@@ -66,9 +65,8 @@ fn tensor(slots: &Slots, name: &str) -> usize {
 
 impl Block {
     /// Looks up the slots of a block's parameters.
-    pub fn new(model: &WanModel) -> Self {
-        let slots = super::slots(model, FsdpUnit::Block(0));
-        let (modulation, cross_norm) = (tensor(&slots, "modulation"), slots.affine("cross_attn.norm"));
+    pub fn new(model: &WanModel, slots: &Slots) -> Self {
+        let (modulation, cross_norm) = (tensor(slots, "modulation"), slots.affine("cross_attn.norm"));
         let biases = ["attn.o", "cross_attn.o", "mlp.down"].map(|name| slots.affine(name) + 1);
         Block {
             replicated: [modulation, cross_norm, cross_norm + 1].into_iter().chain(biases).collect(),
@@ -76,12 +74,12 @@ impl Block {
             text_len: model.text_len as i64,
             eps: model.eps,
             modulation,
-            attn: Attention::new(&slots, "attn"),
+            attn: Attention::new(slots, "attn"),
             cross_norm,
-            cross_attn: Attention::new(&slots, "cross_attn"),
+            cross_attn: Attention::new(slots, "cross_attn"),
             image: model.image.as_ref().map(|_| {
                 let [k, v] = ["cross_attn.image_k", "cross_attn.image_v"].map(|name| slots.affine(name));
-                [k, v, tensor(&slots, "cross_attn.image_k_norm.weight")]
+                [k, v, tensor(slots, "cross_attn.image_k_norm.weight")]
             }),
             up: slots.affine("mlp.up"),
             down: slots.affine("mlp.down"),

@@ -3,9 +3,8 @@
 use super::{FIRST_FRAME, Grid, IMAGE_EMBEDS};
 use crate::cogvideox::embed::sinusoid;
 use crate::family::{Inputs, Tokens};
-use crate::params::UnitParams;
+use crate::params::{Slots, UnitParams};
 use kernels::linear::linear;
-use recipe::FsdpUnit;
 use recipe::families::wan::WanModel;
 use tch::{Kind, Tensor};
 
@@ -37,8 +36,7 @@ struct ImageSlots {
 
 impl Embedder {
     /// Finds the root's parameters by name.
-    pub fn new(model: &WanModel) -> Self {
-        let slots = super::slots(model, FsdpUnit::Root);
+    pub fn new(model: &WanModel, slots: &Slots) -> Self {
         let pair = |name: &str| [1, 2].map(|i| slots.affine(&format!("{name}.linear{i}")));
         Embedder {
             dim: model.dim() as i64,
@@ -154,12 +152,14 @@ fn timesteps(grid: &Grid, inputs: &Inputs) -> Tensor {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use recipe::families::wan::Release;
+    use recipe::FsdpUnit;
+    use recipe::families::wan::{Release, param_specs};
     use tch::Device;
 
     #[test]
     fn texts_of_any_length_get_the_rows_of_the_model() {
-        let embedder = Embedder::new(&WanModel { text_len: 3, num_layers: 1, ..Release::ImageToVideo14B.model() });
+        let model = WanModel { text_len: 3, num_layers: 1, ..Release::ImageToVideo14B.model() };
+        let embedder = Embedder::new(&model, &Slots::of(&param_specs(&model), FsdpUnit::Root));
         let text = |rows: i64| Tensor::arange_start(1, 1 + rows, (Kind::Float, Device::Cpu)).view([1, rows, 1]);
         for (rows, want) in [(2, [1.0, 2.0, 0.0]), (3, [1.0, 2.0, 3.0]), (5, [1.0, 2.0, 3.0])] {
             let padded = embedder.padded(&text(rows));

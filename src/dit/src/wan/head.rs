@@ -3,8 +3,7 @@
 use super::Grid;
 use super::modulation::modulated_norm;
 use crate::parallel::Alone;
-use crate::params::UnitParams;
-use recipe::FsdpUnit;
+use crate::params::{Slots, UnitParams};
 use recipe::families::wan::WanModel;
 use tch::{Kind, Tensor};
 
@@ -20,8 +19,7 @@ pub struct Head {
 
 impl Head {
     /// Finds the root's parameters by name.
-    pub fn new(model: &WanModel) -> Self {
-        let slots = super::slots(model, FsdpUnit::Root);
+    pub fn new(model: &WanModel, slots: &Slots) -> Self {
         Head {
             eps: model.eps,
             patch_size: model.patch_size.map(|size| size as i64),

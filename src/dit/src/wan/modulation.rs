@@ -7,7 +7,7 @@ use tch::{Kind, Tensor};
 /// groups of equally many neighbours. `f` gets tensors that broadcast, and works on each token and channel alone.
 ///
 /// If a rank has all tokens, no row is repeated in memory.
-pub(super) fn by_group<const N: usize>(
+fn by_group<const N: usize>(
     x: &Tensor,
     len: i64,
     vectors: [&Tensor; N],

@@ -11,7 +11,7 @@ mod params;
 mod references;
 
 pub use config::{Config, Unusable};
-pub use flow::{ClipSize, Flow, MAX_TIME, TimestepDraw};
+pub use flow::{Flow, MAX_TIME, ShownSize, TimestepDraw};
 pub use masks::FrameMask;
 pub use model::{BlockKind, MODULATIONS, Stdit3, TIME_WAVES};
 pub use names::{Layout, OPEN_SORA_ROPE, place};

@@ -1,5 +1,6 @@
 //! The settings of the rectified flow: how timesteps are drawn, and how clips of other sizes shift them.
 
+use super::ALIGNMENT;
 use crate::Shape;
 
 /// The timestep of pure noise; 0 is the clean latent.
@@ -8,7 +9,7 @@ pub const MAX_TIME: f32 = 1000.0;
 /// Pixels of a latent's row or column.
 const PIXELS: usize = 8;
 /// Frames and latent frames of a piece of a video, which the VAE encodes alone.
-const PIECE: [usize; 2] = [17, 5];
+const PIECE: [usize; 2] = [17, ALIGNMENT];
 
 /// The distribution of timesteps in training.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -49,7 +50,7 @@ impl Default for Flow {
 
 /// The size of a clip as it is shown, on which the shift of timesteps depends.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct ClipSize {
+pub struct ShownSize {
     /// Rows of pixels.
     pub height_px: f32,
     /// Columns of pixels.
@@ -58,14 +59,14 @@ pub struct ClipSize {
     pub frames: f32,
 }
 
-impl ClipSize {
+impl ShownSize {
     /// Returns the size of a clip with a latent of this shape. The VAE cuts sides off at a multiple of 8 pixels, so the sides of a clip may
     /// be up to 7 pixels longer.
     pub fn of_latent(latent: Shape) -> Self {
         let [frames, latents] = PIECE;
         let frames = if latent.frames == 1 { 1 } else { (latent.frames * frames).div_ceil(latents) };
         let px = |side: usize| (side * PIXELS) as f32;
-        ClipSize { height_px: px(latent.height), width_px: px(latent.width), frames: frames as f32 }
+        ShownSize { height_px: px(latent.height), width_px: px(latent.width), frames: frames as f32 }
     }
 
     /// Returns the latent frames of the clip's whole pieces of 17 frames; 1 for an image.
@@ -85,7 +86,7 @@ impl Flow {
     ///
     /// Source: Open-Sora v1.2.0 `timestep_transform`; Esser et al., "Scaling Rectified Flow Transformers for High-Resolution Image
     /// Synthesis" (2024), section 5.3.2.
-    pub fn shifted(&self, time: f32, clip: ClipSize) -> f32 {
+    pub fn shifted(&self, time: f32, clip: ShownSize) -> f32 {
         let Some(scale) = self.shift else { return time };
         let space = (clip.height_px * clip.width_px / (512.0 * 512.0)).sqrt();
         let ratio = space * clip.latent_frames().sqrt() * scale;
@@ -102,8 +103,8 @@ mod tests {
     fn a_clip_has_the_shift_of_its_latent() {
         let flow = Flow::default();
         for (frames, latents) in [(1.0, 1), (17.0, 5), (51.0, 15), (54.0, 16), (102.0, 30), (408.0, 120)] {
-            let clip = ClipSize { height_px: 240.0, width_px: 424.0, frames };
-            let of_latent = ClipSize::of_latent(Shape { frames: latents, height: 30, width: 53 });
+            let clip = ShownSize { height_px: 240.0, width_px: 424.0, frames };
+            let of_latent = ShownSize::of_latent(Shape { frames: latents, height: 30, width: 53 });
             assert_eq!(flow.shifted(500.0, clip), flow.shifted(500.0, of_latent), "{frames}");
         }
     }
@@ -113,7 +114,7 @@ mod tests {
         let flow = Flow::default();
         for side in 100..1200 {
             for frames in [1.0, 9.0, 17.0, 51.0, 204.0] {
-                let clip = ClipSize { height_px: side as f32, width_px: 426.0, frames };
+                let clip = ShownSize { height_px: side as f32, width_px: 426.0, frames };
                 assert_eq!(flow.shifted(0.0, clip), 0.0);
                 let noisiest = flow.shifted(MAX_TIME, clip);
                 assert!((999.999..=MAX_TIME).contains(&noisiest), "{side} {frames}: {noisiest}");

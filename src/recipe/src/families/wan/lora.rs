@@ -36,13 +36,14 @@ pub struct AdapterNames {
 pub fn adapter_names(form: AdapterForm, layer: &str) -> Option<AdapterNames> {
     let layout = if form == AdapterForm::Diffusers { Layout::Diffusers } else { Layout::Original };
     let theirs = their_name(layout, layer)?;
-    let named = |prefix: &str, [a, b]: [&str; 2]| (format!("{prefix}{theirs}.{a}"), format!("{prefix}{theirs}.{b}"));
-    let peft = ["lora_A.weight", "lora_B.weight"];
     Some(match form {
         AdapterForm::Diffusers | AdapterForm::ComfyUi => {
             let prefix = if form == AdapterForm::Diffusers { "transformer." } else { "diffusion_model." };
-            let (a, b) = named(prefix, peft);
-            AdapterNames { a, b, alpha: None }
+            AdapterNames {
+                a: format!("{prefix}{theirs}.lora_A.weight"),
+                b: format!("{prefix}{theirs}.lora_B.weight"),
+                alpha: None,
+            }
         }
         AdapterForm::Kohya => {
             let flat = format!("lora_unet_{}", theirs.replace('.', "_"));
