@@ -164,7 +164,7 @@ impl<'a> Affine<'a> {
     /// # Panics
     /// The layer has none.
     pub fn bias(&self) -> &'a Tensor {
-        self.bias.expect("the caller knows which layers have a bias")
+        self.bias.expect("the layer has a bias")
     }
 
     /// Omits the value of the linear layer's output, but not its gradients ([`linear_gradients`]).

@@ -1,5 +1,5 @@
-//! The families of networks. A family is a folder here, with its keys, parameters, cost and rules, and a folder of functions in the
-//! crate `dit`.
+//! The families of networks. Each has a folder here and one in the crate `dit`. All have sizes, parameters and names in files; only CogVideoX
+//! also has keys, a cost and rules, so only it can be trained.
 
 pub(crate) mod cogvideox;
 mod file_tensor;

@@ -8,7 +8,8 @@
 pub struct ParamSpec {
     /// The name in checkpoints, such as `blocks.3.attn.q.weight`.
     pub name: String,
-    /// The name in a diffusers folder, such as `transformer_blocks.3.attn1.to_q.weight`; `None` for TTT layers.
+    /// The name in a diffusers folder of CogVideoX, such as `transformer_blocks.3.attn1.to_q.weight`; `None` for TTT layers, and in the
+    /// tables of other families, which have functions for their names in files.
     pub diffusers: Option<String>,
     /// The shape; the weight of a linear layer is `[out, in]`.
     pub shape: Vec<usize>,
@@ -93,7 +94,7 @@ pub enum ParamInit {
     Normal,
     /// 0.1: gates of TTT layers, so that a new layer has an effect from the first step.
     Gate,
-    /// Normal with a standard deviation of 1 / rank: A of an adapter, and tables of STDiT3.
+    /// Normal with a standard deviation of 1 / rank: A of an adapter, modulation tables of STDiT3 and Wan, and the empty text of STDiT3.
     Gaussian {
         /// The rank of the adapter; for a table, the root of its width.
         rank: usize,

@@ -82,7 +82,8 @@ pub struct Guidance {
     pub text_oscillates: bool,
     /// Whether the scale of the given frames is 1 at these steps.
     pub given_oscillates: bool,
-    /// Whether the scale of given images rises from 1 at the first latent frame to a scale at the last that falls to 1 with the steps.
+    /// Whether the scale of given images rises with the frames: from 1 at the first to the full scale at the last, which falls to 1 over the
+    /// steps.
     pub given_rises: bool,
 }
 

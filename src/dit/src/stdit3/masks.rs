@@ -7,9 +7,8 @@ use std::ops::RangeInclusive;
 
 /// Draws a mask for a clip of `frames` latent frames: the kind, if one was drawn, and which frames get noise.
 ///
-/// The kind is the first whose sum of probabilities, with those before it, exceeds a draw; the rest of the probability is for no mask. An
-/// image has no mask. At least one frame gets noise: the last one, if a kind would keep all frames. A quarter of a short clip is one
-/// frame, where upstream fails.
+/// Kinds are drawn with their probabilities. The remaining probability is that of no mask. An image has no mask. At least one frame gets
+/// noise: the last one, if a kind would keep all frames. A quarter of a short clip is one frame, where upstream fails.
 ///
 /// `uniform` returns random numbers from 0 up to, but not including, 1.
 pub fn draw(

@@ -11,8 +11,7 @@ use tch::Tensor;
 pub struct WithReferences {
     /// The latents at the start of sampling, `[B, T, C, height, width]`.
     pub latent: Tensor,
-    /// For each sample and frame, the share of the steps in which the frame is sampled: 0 for a frame that stays as it is, 1 for a frame
-    /// of pure noise.
+    /// For each sample and frame, the share of the steps in which the frame is sampled. 0: the frame stays as it is. 1: it starts as noise.
     pub shares: Vec<Vec<f32>>,
 }
 

@@ -9,7 +9,7 @@ pub const MASK: &str = "mask";
 /// The condition with the normalised latent of the clip of known frames.
 pub const IMAGE: &str = "image";
 
-/// The pixel frames of a latent frame, but for the first, which has one.
+/// The pixel frames of each latent frame after the first, which has one.
 const FRAMES: i64 = 4;
 
 /// Returns the clip whose latent is a condition, `[B, 3, frames, H, W]`: the first image, grey, and the last image if there is one. Images

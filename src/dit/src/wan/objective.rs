@@ -10,7 +10,7 @@ use tch::{Kind, Tensor};
 
 /// The timestep of pure noise.
 pub(super) const TIMESTEPS: f64 = 1000.0;
-/// The outermost quantiles of a continuous distribution, as diffusion-pipe has them in its table of 10,000.
+/// The smallest quantile of a continuous distribution; the largest is 1 minus it. diffusion-pipe has a table of 10,000 quantiles.
 const OUTERMOST: f64 = 1e-4;
 
 /// The flow-matching objective.

@@ -67,8 +67,8 @@ pub struct Call {
     pub is_guided: bool,
 }
 
-/// One step. The predicted clean latent is `x - sigma·v`, for the latent `x` that the network saw. `corrected`, if there is one, then replaces
-/// `x`: its latent is that from which the step before started. `next` gives the next latent from `x`.
+/// One step. The predicted clean latent is `x - sigma·v`, where `x` is the input of the network. Then `corrected` replaces `x`, if there is one;
+/// it starts from the input of the previous step. `next` computes the next latent from `x`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Step {
     sigma: f64,

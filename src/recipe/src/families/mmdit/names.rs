@@ -21,9 +21,9 @@ use FileLayout::{Diffusers, Flux, OpenSora};
 #[derive(Debug, Clone, Copy)]
 enum Part {
     Whole,
-    /// The rows after so many times the width of a token.
+    /// Rows, from this multiple of the width of a token.
     Rows(usize),
-    /// The columns after so many times the width of a token.
+    /// Columns, from this multiple of the width of a token.
     Columns(usize),
 }
 

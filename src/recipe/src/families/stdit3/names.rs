@@ -32,7 +32,8 @@ const ROOT: &[(&str, &str)] = &[
     ("final.proj", "final_layer.linear"),
 ];
 
-/// The layers of a block here; their name in files, and which of the tensors there that are as high as the width of tokens.
+/// The layers of a block: the name here, the name in files, and which part of the file's tensor it is. A part has as many rows as a token has
+/// channels.
 const BLOCK: &[(&str, &str, Option<usize>)] = &[
     ("table", "scale_shift_table", None),
     ("attn.q", "attn.qkv", Some(0)),

@@ -65,8 +65,8 @@ impl Reference {
         text.split(';').map(str::parse).collect()
     }
 
-    /// Returns the frames that are the same in a reference and a sample of these lengths. `alignment` moves both starts to multiples of
-    /// it: to the next one if that is nearer, and not the last part.
+    /// Returns the frames that are the same in a reference and a sample of these lengths. With `alignment`, both starts move to the nearest
+    /// multiple of it, but not up to the last multiple.
     pub fn span(&self, reference_frames: usize, frames: usize, alignment: Option<usize>) -> Span {
         let start = |start: i64, len: usize| {
             let start = if start < 0 { len.saturating_sub(start.unsigned_abs() as usize) } else { start as usize };

@@ -12,7 +12,8 @@ pub type Shapes = BTreeMap<String, Vec<usize>>;
 pub struct Recognised {
     /// The layout of the file.
     pub layout: Layout,
-    /// The sizes. The file must have the width of heads, because no shape depends on it, and the length of texts.
+    /// The sizes. No shape depends on the width of a head, the length of texts or epsilon. The first is the argument of [`recognise`]; the
+    /// others are those of the published networks.
     pub model: WanModel,
     /// The published network with these sizes; `None` if there is none.
     pub release: Option<Release>,
@@ -65,7 +66,7 @@ pub enum NotWan {
 /// * `head_dim` — the width of a head: from the configuration, or 128 as in all published networks.
 ///
 /// # Errors
-/// The first difference to every network of Wan.
+/// The tensors are not those of a network of Wan. The error names the first difference.
 pub fn recognise(tensors: &Shapes, head_dim: usize) -> Result<Recognised, NotWan> {
     let place = |layout: Layout, name: &str| file_tensor(layout, name).map(|tensor| tensor.name).unwrap_or_default();
     let has = |layout: &Layout| tensors.contains_key(&place(*layout, "blocks.0.modulation"));
