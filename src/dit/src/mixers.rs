@@ -66,6 +66,13 @@ impl Mixers {
         out
     }
 
+    /// Computes attention without a mask, scale 1/√F, of queries, keys and values `[B, L, H, F]`. Returns `[B, L, H·F]`.
+    pub fn attention(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Tensor {
+        self.scaled_dot_product(&q.transpose(1, 2), &k.transpose(1, 2), &v.transpose(1, 2))
+            .transpose(1, 2)
+            .flatten(2, 3)
+    }
+
     /// Runs the scan of a TTT layer, `[N, L, F]`.
     pub(crate) fn scan(&self, settings: Settings, x: &Inputs<'_>) -> Tensor {
         let known = self.known.borrow_mut().scans.pop_front();

@@ -44,11 +44,6 @@ impl UnitParams {
         UnitParams { only_gradients: true, ..self }
     }
 
-    /// Returns whether only the gradients of this pass are used, not its output.
-    pub(crate) fn is_for_gradients_only(&self) -> bool {
-        self.only_gradients
-    }
-
     /// Returns all tensors, in the order of the table.
     pub fn tensors(&self) -> &[Tensor] {
         &self.tensors
@@ -112,6 +107,46 @@ impl UnitParams {
         }
     }
 
+    /// Returns the last layer before a gate. In a pass of which only the gradients are used, only the gradient of the gate needs the layer's
+    /// value.
+    pub(crate) fn before_gate<'a>(&self, layer: Affine<'a>, gate: &Tensor) -> Affine<'a> {
+        let is_value_used = !self.only_gradients || gate.requires_grad();
+        Affine { has_value: is_value_used, ..layer }
+    }
+
+    /// Applies an output projection to this rank's heads of all tokens, `[B, L, H·F]`. Returns this rank's part of the tokens.
+    ///
+    /// # Errors
+    /// A collective of `tp` failed.
+    pub(crate) fn project_heads(
+        &self,
+        o: Affine<'_>,
+        heads: &Tensor,
+        tp: &dyn TensorParallel,
+    ) -> Result<Tensor, TorchError> {
+        let sum = self.collectives(tp).reduce(heads, Tensor::shallow_clone, |x| o.row_product(x, tp))?;
+        Ok(o.plus_bias(sum, tp))
+    }
+
+    /// Applies two feed-forward layers with a GELU between them, before a gate. Takes and returns this rank's part of `len` tokens, and computes
+    /// this rank's hidden units for all tokens.
+    ///
+    /// # Errors
+    /// A collective of `tp` failed.
+    pub(crate) fn feed_forward(
+        &self,
+        [up, down]: [Affine<'_>; 2],
+        gate: &Tensor,
+        part: &Tensor,
+        len: i64,
+        tp: &dyn TensorParallel,
+    ) -> Result<Tensor, TorchError> {
+        let down = self.before_gate(down, gate);
+        let mlp = |all: &Tensor| down.row_product(&up.linear(all).gelu("tanh"), tp);
+        let sum = self.collectives(tp).gather_and_reduce(part, len, mlp)?;
+        Ok(down.plus_bias(sum, tp))
+    }
+
     /// Returns the tensor in a slot.
     pub fn tensor(&self, slot: usize) -> &Tensor {
         &self.tensors[slot]
@@ -155,6 +190,7 @@ pub struct Affine<'a> {
     pub weight: &'a Tensor,
     bias: Option<&'a Tensor>,
     adapter: Option<Adapter<'a>>,
+    /// Whether the output of the linear layer has a value, or only gradients ([`linear_gradients`]).
     has_value: bool,
 }
 
@@ -165,11 +201,6 @@ impl<'a> Affine<'a> {
     /// The layer has none.
     pub fn bias(&self) -> &'a Tensor {
         self.bias.expect("the layer has a bias")
-    }
-
-    /// Omits the value of the linear layer's output, but not its gradients ([`linear_gradients`]).
-    pub(crate) fn without_value(self) -> Self {
-        Affine { has_value: false, ..self }
     }
 
     /// Applies the linear layer with its adapter.

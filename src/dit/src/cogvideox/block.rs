@@ -102,14 +102,9 @@ impl Block {
         let x = self.gated_add(x_bld, &mixed, first, text);
 
         let normed = self.modulated_norm(p.affine(self.norm2), &x, second, text);
-        // Only the gate's gradient needs the value of the last linear layer.
-        let is_value_used = !p.is_for_gradients_only() || second.requires_grad();
-        let down = p.affine(self.down);
-        let down = if is_value_used { down } else { down.without_value() };
-        let up = p.affine(self.up);
-        let mlp = |all: &Tensor| down.row_product(&up.linear(all).gelu("tanh"), tp);
-        let sum = p.collectives(tp).gather_and_reduce(&normed, grid.tokens(), mlp)?;
-        Ok(self.gated_add(&x, &down.plus_bias(sum, tp), second, text))
+        let layers = [self.up, self.down].map(|slot| p.affine(slot));
+        let update = p.feed_forward(layers, second, &normed, grid.tokens(), tp)?;
+        Ok(self.gated_add(&x, &update, second, text))
     }
 
     /// Mixes the tokens of a sequence: attention within segments, then TTT layers across them. Takes and returns this rank's part of the
@@ -162,13 +157,10 @@ impl Block {
             }
         };
         let (q, k, v) = (normed_heads(q, self.q_norm), normed_heads(k, self.k_norm), split(v));
-        let out = mixers.scaled_dot_product(&q.transpose(1, 2), &k.transpose(1, 2), &v.transpose(1, 2));
-        let merged = out.transpose(1, 2).flatten(2, 3);
+        let merged = mixers.attention(&q, &k, &v);
         // The projection is linear, so averaging segments before the projection equals averaging after it.
         let merged = grid.segments.as_ref().map_or_else(|| merged.shallow_clone(), |s| s.merge(&merged));
-        let o = p.affine(self.o);
-        let sum = p.collectives(tp).reduce(&merged, Tensor::shallow_clone, |x| o.row_product(x, tp))?;
-        Ok(o.plus_bias(sum, tp))
+        p.project_heads(p.affine(self.o), &merged, tp)
     }
 
     /// Applies one LayerNorm to both streams, then the shift and scale of each stream.

@@ -4,7 +4,7 @@ use super::{EPS, Grid};
 use crate::family::Tokens;
 use crate::mixers::Mixers;
 use crate::parallel::TensorParallel;
-use crate::params::{Affine, LayerSlot, Slots, UnitParams};
+use crate::params::{LayerSlot, Slots, UnitParams};
 use kernels::OnGpu;
 use kernels::fused::{self, Modulation, rotate};
 use recipe::families::mmdit::Mmdit as Sizes;
@@ -165,15 +165,13 @@ impl Block {
             .enumerate()
             .map(|(i, [attention, feed_forward])| {
                 let stream = &streams[i];
-                let o = p.layer(stream.o);
-                let sum = p.collectives(tp).reduce(&mixed[i], Tensor::shallow_clone, |x| o.row_product(x, tp))?;
-                let x = self.gated_add(x[i], &o.plus_bias(sum, tp), &attention);
+                let update = p.project_heads(p.layer(stream.o), &mixed[i], tp)?;
+                let x = self.gated_add(x[i], &update, &attention);
 
                 let normed = self.modulated_norm(&x, &feed_forward);
-                let (up, down) = (p.layer(stream.up), last(p, stream.down, &feed_forward));
-                let mlp = |all: &Tensor| down.row_product(&up.linear(all).gelu("tanh"), tp);
-                let sum = p.collectives(tp).gather_and_reduce(&normed, lens[i], mlp)?;
-                Ok(self.gated_add(&x, &down.plus_bias(sum, tp), &feed_forward))
+                let layers = [stream.up, stream.down].map(|slot| p.layer(slot));
+                let update = p.feed_forward(layers, &feed_forward.gate, &normed, lens[i], tp)?;
+                Ok(self.gated_add(&x, &update, &feed_forward))
             })
             .collect()
     }
@@ -203,7 +201,7 @@ impl Block {
         let [q, k, v] = self.normed_heads(p, stream, [q, k, v].map(|x| order.without_padding(&x)));
         let mixed = order.with_padding(&self.attention([&q, &k, &v], &order.rotary, mixers));
 
-        let (o, down) = (last(p, stream.o, &vectors), last(p, stream.down, &vectors));
+        let [o, down] = [stream.o, stream.down].map(|slot| p.before_gate(p.layer(slot), &vectors.gate));
         let product = |[mixed, hidden]: [&Tensor; 2]| {
             let mut sum = down.row_product(&hidden.gelu("tanh"), tp);
             sum += o.row_product(mixed, tp);
@@ -223,10 +221,7 @@ impl Block {
     /// Rotates queries and keys `[B, L, H, F]` and returns the output of attention, `[B, L, H·F]`.
     fn attention(&self, [q, k, v]: [&Tensor; 3], rotary: &Tensor, mixers: &Mixers) -> Tensor {
         let (q, k) = (rotate(q, rotary, self.on_gpu), rotate(k, rotary, self.on_gpu));
-        mixers
-            .scaled_dot_product(&q.transpose(1, 2), &k.transpose(1, 2), &v.transpose(1, 2))
-            .transpose(1, 2)
-            .flatten(2, 3)
+        mixers.attention(&q, &k, v)
     }
 
     /// Normalizes tokens without gain and bias, then shifts and scales them.
@@ -240,10 +235,4 @@ impl Block {
     fn gated_add(&self, x: &Tensor, update: &Tensor, vectors: &Vectors) -> Tensor {
         fused::gated_add(x, update, [&vectors.gate; 2], 0, self.on_gpu)
     }
-}
-
-/// Returns the last layer before a gate. If only the gradients of the block are used, only that of the gate needs the layer's value.
-fn last<'a>(p: &'a UnitParams, slot: LayerSlot, vectors: &Vectors) -> Affine<'a> {
-    let layer = p.layer(slot);
-    if p.is_for_gradients_only() && !vectors.gate.requires_grad() { layer.without_value() } else { layer }
 }

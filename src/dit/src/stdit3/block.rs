@@ -4,7 +4,7 @@ use super::{EPS, Grid, shared};
 use crate::family::Tokens;
 use crate::mixers::Mixers;
 use crate::parallel::{TensorParallel, own_tokens};
-use crate::params::{Affine, Slots, UnitParams};
+use crate::params::{Slots, UnitParams};
 use kernels::OnGpu;
 use kernels::fused::rotate;
 use recipe::families::stdit3::{BlockKind, MODULATIONS, Stdit3};
@@ -114,15 +114,9 @@ impl Block {
         let mixed = self.attention(grid, kind, p, &modulation.normed(x, 0), mixers, tp)?;
         let x = modulation.gated_add(x, &mixed, 2);
         let x = &x + self.attention_to_text(grid, p, &x, text, &tokens.shared[shared::TEXT_MASK], tp)?;
-
-        // Only the gate's gradient needs the value of the last linear layer.
-        let is_value_used = !p.is_for_gradients_only() || vectors.requires_grad();
-        let down = p.affine(self.down);
-        let down = if is_value_used { down } else { down.without_value() };
-        let up = p.affine(self.up);
-        let mlp = |all: &Tensor| down.row_product(&up.linear(all).gelu("tanh"), tp);
-        let sum = p.collectives(tp).gather_and_reduce(&modulation.normed(&x, 3), grid.len(), mlp)?;
-        Ok(modulation.gated_add(&x, &down.plus_bias(sum, tp), 5))
+        let layers = [self.up, self.down].map(|slot| p.affine(slot));
+        let update = p.feed_forward(layers, vectors, &modulation.normed(&x, 3), grid.len(), tp)?;
+        Ok(modulation.gated_add(&x, &update, 5))
     }
 
     /// Applies attention among the tokens of a frame, or of a place in all frames, and the output projection. Takes and returns this rank's
@@ -159,13 +153,12 @@ impl Block {
                 [q, k].map(|x| rotate(&x.contiguous(), factors, OnGpu::Operators))
             }
         };
-        let out = mixers.scaled_dot_product(&q.transpose(1, 2), &k.transpose(1, 2), &v.transpose(1, 2));
-        let merged = out.transpose(1, 2).flatten(2, 3);
+        let merged = mixers.attention(&q, &k, &v);
         let merged = match kind {
             BlockKind::Spatial => merged.unflatten(0, [-1, frames]),
             BlockKind::Temporal => merged.unflatten(0, [-1, places]).transpose(1, 2),
         };
-        out_projection(p, p.affine(*o), &merged.flatten(1, 2), tp)
+        p.project_heads(p.affine(*o), &merged.flatten(1, 2), tp)
     }
 
     /// Applies attention of tokens to the real tokens of their text, and the output projection. Takes and returns this rank's part of the
@@ -190,19 +183,8 @@ impl Block {
         // The same for all heads and tokens.
         let mask = text_mask.unsqueeze(1).unsqueeze(1);
         let out = Tensor::scaled_dot_product_attention(&q, &k, &v, Some(&mask), 0.0, false, None, false);
-        out_projection(p, p.affine(*o), &out.transpose(1, 2).flatten(2, 3), tp)
+        p.project_heads(p.affine(*o), &out.transpose(1, 2).flatten(2, 3), tp)
     }
-}
-
-/// Applies an output projection to this rank's heads of all tokens. Returns this rank's part of the tokens.
-fn out_projection(
-    p: &UnitParams,
-    layer: Affine<'_>,
-    merged: &Tensor,
-    tp: &dyn TensorParallel,
-) -> Result<Tensor, TorchError> {
-    let sum = p.collectives(tp).reduce(merged, Tensor::shallow_clone, |x| layer.row_product(x, tp))?;
-    Ok(layer.plus_bias(sum, tp))
 }
 
 /// Divides each head by the root of its mean square, computed in fp32, and multiplies by the gain `[F]`.

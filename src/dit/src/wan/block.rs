@@ -5,7 +5,7 @@ use super::modulation::{gated_add, modulated_norm};
 use crate::family::Tokens;
 use crate::mixers::Mixers;
 use crate::parallel::TensorParallel;
-use crate::params::{Affine, Slots, UnitParams};
+use crate::params::{Slots, UnitParams};
 use kernels::OnGpu;
 use kernels::fused::rotate;
 use recipe::families::wan::WanModel;
@@ -114,13 +114,8 @@ impl Block {
         let x = x + self.cross_attention(grid, p, &normed, context, mixers, tp)?;
 
         let normed = modulated_norm(&x, len, [&m[3], &m[4]], self.eps, tp).to_kind(x.kind());
-        // Only the gate's gradient needs the value of the last linear layer.
-        let is_value_used = !p.is_for_gradients_only() || m[5].requires_grad();
-        let (up, down) = (p.affine(self.up), p.affine(self.down));
-        let down = if is_value_used { down } else { down.without_value() };
-        let mlp = |all: &Tensor| down.row_product(&up.linear(all).gelu("tanh"), tp);
-        let sum = p.collectives(tp).gather_and_reduce(&normed, len, mlp)?;
-        Ok(gated_add(&x, &down.plus_bias(sum, tp), len, &m[5], tp))
+        let update = p.feed_forward([self.up, self.down].map(|slot| p.affine(slot)), &m[5], &normed, len, tp)?;
+        Ok(gated_add(&x, &update, len, &m[5], tp))
     }
 
     /// Applies attention between all tokens and the output projection. Takes and returns this rank's part of the tokens, and computes this
@@ -139,8 +134,7 @@ impl Block {
         let norms = [(&q, p.tensor(slots.q_norm)), (&k, p.tensor(slots.k_norm))];
         let turned = |x: &Tensor| rotate(&self.heads(x), &grid.rotary, OnGpu::Operators);
         let [q, k] = self.norm_over_heads(norms, tp)?.map(|x| turned(&x));
-        let out = mix(mixers, &q, &k, &self.heads(&v));
-        output(p, p.affine(slots.o), &out, tp)
+        p.project_heads(p.affine(slots.o), &mixers.attention(&q, &k, &self.heads(&v)), tp)
     }
 
     /// Applies attention to the text and to images, whose results are added, and the output projection. No row of the text is masked. Takes and
@@ -163,17 +157,18 @@ impl Block {
         let out = match self.image {
             None => {
                 let [q, k] = self.norm_over_heads(norms, tp)?.map(|x| self.heads(&x));
-                mix(mixers, &q, &k, &self.heads(&v))
+                mixers.attention(&q, &k, &self.heads(&v))
             }
             Some([image_k, image_v, norm]) => {
                 let images = context.narrow(1, self.text_len, context.size()[1] - self.text_len);
                 let [k_of_images, v_of_images] = [image_k, image_v].map(|slot| p.affine(slot).linear(&images));
                 let norms = [norms[0], norms[1], (&k_of_images, p.tensor(norm))];
                 let [q, k, k_of_images] = self.norm_over_heads(norms, tp)?.map(|x| self.heads(&x));
-                mix(mixers, &q, &k, &self.heads(&v)) + mix(mixers, &q, &k_of_images, &self.heads(&v_of_images))
+                let of_text = mixers.attention(&q, &k, &self.heads(&v));
+                of_text + mixers.attention(&q, &k_of_images, &self.heads(&v_of_images))
             }
         };
-        output(p, p.affine(slots.o), &out, tp)
+        p.project_heads(p.affine(slots.o), &out, tp)
     }
 
     /// Splits channels into heads, `[B, L, heads, F]`.
@@ -206,15 +201,4 @@ impl Block {
             (x * (mean + self.eps).rsqrt() * gain).to_kind(kind)
         }))
     }
-}
-
-/// Returns attention `[B, L, width]` between queries, keys and values `[B, L, heads, F]`.
-fn mix(mixers: &Mixers, q: &Tensor, k: &Tensor, v: &Tensor) -> Tensor {
-    mixers.scaled_dot_product(&q.transpose(1, 2), &k.transpose(1, 2), &v.transpose(1, 2)).transpose(1, 2).flatten(2, 3)
-}
-
-/// Applies an output projection to this rank's heads, and returns this rank's part of the tokens.
-fn output(p: &UnitParams, o: Affine<'_>, heads: &Tensor, tp: &dyn TensorParallel) -> Result<Tensor, TorchError> {
-    let sum = p.collectives(tp).reduce(heads, Tensor::shallow_clone, |x| o.row_product(x, tp))?;
-    Ok(o.plus_bias(sum, tp))
 }
