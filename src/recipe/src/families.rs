@@ -5,6 +5,7 @@ pub(crate) mod cogvideox;
 mod file_tensor;
 pub mod mmdit;
 pub mod stdit3;
+mod unit;
 pub mod wan;
 
 pub use file_tensor::{FileTensor, RowOrder};

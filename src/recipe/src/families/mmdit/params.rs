@@ -4,7 +4,8 @@
 //! treat each by itself.
 
 use super::Mmdit;
-use crate::{FsdpUnit, ParamGroup, ParamInit, ParamRole, ParamSpec, Split};
+use crate::families::unit::Unit;
+use crate::{FsdpUnit, ParamInit, ParamSpec};
 
 /// The width of the sinusoidal embedding of timesteps and of the scale of guidance.
 pub(super) const WAVES: usize = 256;
@@ -15,123 +16,75 @@ pub(super) const WAVES: usize = 256;
 /// which starts at zero. Source: Open-Sora `opensora/models/mmdit/model.py`.
 pub fn param_specs(m: &Mmdit) -> Vec<ParamSpec> {
     let dim = m.dim();
-    let mut root = Layers::new(FsdpUnit::Root, String::new());
-    root.layer("patch_embed.video", dim, m.patch_channels());
+    let mut root = Unit::new(FsdpUnit::Root, &[]);
+    layer(&mut root, "patch_embed.video", dim, m.patch_channels());
     if m.condition {
-        for (name, shape) in [("weight", &[dim, m.condition_channels()][..]), ("bias", &[dim])] {
-            root.push(format!("patch_embed.condition.{name}"), shape, ParamInit::Zeros);
-        }
+        root.layer("patch_embed.condition", &[dim, m.condition_channels()], ParamInit::Zeros);
     }
-    root.layer("patch_embed.text", dim, m.text_dim);
+    layer(&mut root, "patch_embed.text", dim, m.text_dim);
     let guidance = m.guidance.then_some(("guidance_embed", WAVES));
     for (name, width) in [("time_embed", WAVES)].into_iter().chain(guidance).chain([("pooled_embed", m.pooled_dim)]) {
-        root.layer(&format!("{name}.linear1"), dim, width);
-        root.layer(&format!("{name}.linear2"), dim, dim);
+        layer(&mut root, &format!("{name}.linear1"), dim, width);
+        layer(&mut root, &format!("{name}.linear2"), dim, dim);
     }
-    root.layer("final.adaln.linear", 2 * dim, dim);
-    root.layer("final.proj", m.patch_channels(), dim);
+    layer(&mut root, "final.adaln.linear", 2 * dim, dim);
+    layer(&mut root, "final.proj", m.patch_channels(), dim);
 
     let mut specs = root.specs;
     for number in 0..m.num_blocks() {
-        let mut block = Layers::new(FsdpUnit::Block(number), format!("blocks.{number}."));
+        let mut block = Unit::new(FsdpUnit::Block(number), &[]);
         if m.has_two_streams(number) {
             for stream in ["video.", "text."] {
-                block.two_streams(m, stream);
+                two_streams(&mut block, m, stream);
             }
         } else {
-            block.one_stream(m);
+            one_stream(&mut block, m);
         }
         specs.extend(block.specs);
     }
     specs
 }
 
-/// The tensors that are split over the ranks of a TP group, by the ends of their names in a block.
-const SPLITS: [(&str, Split); 10] = [
-    ("attn.q.weight", Split::Dim(0)),
-    ("attn.q.bias", Split::Dim(0)),
-    ("attn.k.weight", Split::Dim(0)),
-    ("attn.k.bias", Split::Dim(0)),
-    ("attn.v.weight", Split::Dim(0)),
-    ("attn.v.bias", Split::Dim(0)),
-    ("attn.o.weight", Split::Dim(1)),
-    ("mlp.up.weight", Split::Dim(0)),
-    ("mlp.up.bias", Split::Dim(0)),
-    ("mlp.down.weight", Split::Dim(1)),
-];
-
-/// Collects the tensors of one unit.
-struct Layers {
-    unit: FsdpUnit,
-    prefix: String,
-    specs: Vec<ParamSpec>,
+/// Adds one stream of a block with two.
+fn two_streams(block: &mut Unit, m: &Mmdit, stream: &str) {
+    let dim = m.dim();
+    layer(block, &format!("{stream}modulation.linear"), 6 * dim, dim);
+    attention_inputs(block, m, stream, m.qkv_bias);
+    layer(block, &format!("{stream}attn.o"), dim, dim);
+    layer(block, &format!("{stream}mlp.up"), m.hidden, dim);
+    layer(block, &format!("{stream}mlp.down"), dim, m.hidden);
 }
 
-impl Layers {
-    fn new(unit: FsdpUnit, prefix: String) -> Self {
-        Layers { unit, prefix, specs: Vec::new() }
-    }
+/// Adds a block with one joined stream. The original has one output projection for attention and hidden units; its bias belongs to `mlp.down`
+/// here, and its input width decides the initial values of both.
+fn one_stream(block: &mut Unit, m: &Mmdit) {
+    let dim = m.dim();
+    layer(block, "modulation.linear", 3 * dim, dim);
+    attention_inputs(block, m, "", true);
+    layer(block, "mlp.up", m.hidden, dim);
+    let init = ParamInit::Linear { fan_in: dim + m.hidden };
+    block.push("attn.o.weight", &[dim, dim], init);
+    block.layer("mlp.down", &[dim, m.hidden], init);
+}
 
-    /// Adds one stream of a block with two.
-    fn two_streams(&mut self, m: &Mmdit, stream: &str) {
-        let dim = m.dim();
-        self.layer(&format!("{stream}modulation.linear"), 6 * dim, dim);
-        self.attention_inputs(m, stream, m.qkv_bias);
-        self.layer(&format!("{stream}attn.o"), dim, dim);
-        self.layer(&format!("{stream}mlp.up"), m.hidden, dim);
-        self.layer(&format!("{stream}mlp.down"), dim, m.hidden);
-    }
-
-    /// Adds a block with one joined stream. The original has one output projection for attention and hidden units; its bias belongs to
-    /// `mlp.down` here, and its input width decides the initial values of both.
-    fn one_stream(&mut self, m: &Mmdit) {
-        let dim = m.dim();
-        self.layer("modulation.linear", 3 * dim, dim);
-        self.attention_inputs(m, "", true);
-        self.layer("mlp.up", m.hidden, dim);
-        let init = ParamInit::Linear { fan_in: dim + m.hidden };
-        self.push("attn.o.weight".into(), &[dim, dim], init);
-        self.push("mlp.down.weight".into(), &[dim, m.hidden], init);
-        self.push("mlp.down.bias".into(), &[dim], init);
-    }
-
-    /// Adds the projections to queries, keys and values, and the norms of queries and keys.
-    fn attention_inputs(&mut self, m: &Mmdit, stream: &str, has_bias: bool) {
-        let dim = m.dim();
-        for name in ["q", "k", "v"] {
-            let init = ParamInit::Linear { fan_in: dim };
-            self.push(format!("{stream}attn.{name}.weight"), &[dim, dim], init);
-            if has_bias {
-                self.push(format!("{stream}attn.{name}.bias"), &[dim], init);
-            }
-        }
-        for name in ["q_norm", "k_norm"] {
-            self.push(format!("{stream}attn.{name}.weight"), &[m.head_dim()], ParamInit::Ones);
+/// Adds the projections to queries, keys and values, and the norms of queries and keys.
+fn attention_inputs(block: &mut Unit, m: &Mmdit, stream: &str, has_bias: bool) {
+    let dim = m.dim();
+    for name in ["q", "k", "v"] {
+        let init = ParamInit::Linear { fan_in: dim };
+        block.push(&format!("{stream}attn.{name}.weight"), &[dim, dim], init);
+        if has_bias {
+            block.push(&format!("{stream}attn.{name}.bias"), &[dim], init);
         }
     }
-
-    /// Adds a linear layer with a bias.
-    fn layer(&mut self, name: &str, rows: usize, columns: usize) {
-        let init = ParamInit::Linear { fan_in: columns };
-        self.push(format!("{name}.weight"), &[rows, columns], init);
-        self.push(format!("{name}.bias"), &[rows], init);
+    for name in ["q_norm", "k_norm"] {
+        block.push(&format!("{stream}attn.{name}.weight"), &[m.head_dim()], ParamInit::Ones);
     }
+}
 
-    fn push(&mut self, name: String, shape: &[usize], init: ParamInit) {
-        let ends = |end: &str| name.strip_suffix(end).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'));
-        let split = SPLITS.iter().find(|(end, _)| ends(end)).map_or(Split::None, |(_, split)| *split);
-        self.specs.push(ParamSpec {
-            name: format!("{}{name}", self.prefix),
-            diffusers: None,
-            shape: shape.to_vec(),
-            unit: self.unit,
-            init,
-            role: ParamRole::Trained,
-            group: ParamGroup::Rest,
-            decay: shape.len() > 1,
-            split,
-        });
-    }
+/// Adds a linear layer with a bias.
+fn layer(unit: &mut Unit, name: &str, rows: usize, columns: usize) {
+    unit.layer(name, &[rows, columns], ParamInit::Linear { fan_in: columns });
 }
 
 #[cfg(test)]

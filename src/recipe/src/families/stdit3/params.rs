@@ -1,7 +1,8 @@
 //! Every tensor of the network.
 
 use super::{BlockKind, MODULATIONS, Stdit3, TIME_WAVES};
-use crate::{FsdpUnit, ParamGroup, ParamInit, ParamRole, ParamSpec, Split};
+use crate::families::unit::Unit;
+use crate::{FsdpUnit, ParamInit, ParamRole, ParamSpec};
 
 /// Returns every tensor of a model without adapters: the root's first, then block by block.
 ///
@@ -9,20 +10,20 @@ use crate::{FsdpUnit, ParamGroup, ParamInit, ParamRole, ParamSpec, Split};
 /// 1/√width there. Here the root is rounded to a whole number.
 pub fn param_specs(m: &Stdit3) -> Vec<ParamSpec> {
     let dim = m.dim();
-    let mut root = Unit::new(FsdpUnit::Root);
+    let mut root = Unit::new(FsdpUnit::Root, &[]);
     let [frames, rows, columns] = m.patch;
     let of_patch = ParamInit::Linear { fan_in: m.patch_numbers() };
-    root.layer_with_bias("patch_embed", &[dim, m.in_channels, frames, rows, columns], of_patch, of_patch);
-    root.layer("time_embed.linear1", [dim, TIME_WAVES], ParamInit::Xavier);
-    root.layer("time_embed.linear2", [dim, dim], ParamInit::Xavier);
-    root.layer("fps_embed.linear1", [dim, TIME_WAVES], ParamInit::Normal);
-    root.layer("fps_embed.linear2", [dim, dim], ParamInit::Zeros);
-    root.layer("modulation", [MODULATIONS * dim, dim], ParamInit::Xavier);
-    root.layer("text_embed.linear1", [dim, m.text_dim], ParamInit::Xavier);
-    root.layer("text_embed.linear2", [dim, dim], ParamInit::Xavier);
-    root.push("text_embed.empty", &[m.text_len, m.text_dim], normal(m.text_dim), ParamRole::Buffer, false);
-    root.push("final.table", &[2, dim], normal(dim), ParamRole::Trained, false);
-    root.layer("final.proj", [m.patch_numbers() / m.in_channels * m.out_channels(), dim], ParamInit::Xavier);
+    root.layer("patch_embed", &[dim, m.in_channels, frames, rows, columns], of_patch);
+    root.layer("time_embed.linear1", &[dim, TIME_WAVES], ParamInit::Xavier);
+    root.layer("time_embed.linear2", &[dim, dim], ParamInit::Xavier);
+    root.layer("fps_embed.linear1", &[dim, TIME_WAVES], ParamInit::Normal);
+    root.layer("fps_embed.linear2", &[dim, dim], ParamInit::Zeros);
+    root.layer("modulation", &[MODULATIONS * dim, dim], ParamInit::Xavier);
+    root.layer("text_embed.linear1", &[dim, m.text_dim], ParamInit::Xavier);
+    root.layer("text_embed.linear2", &[dim, dim], ParamInit::Xavier);
+    root.push("text_embed.empty", &[m.text_len, m.text_dim], normal(m.text_dim)).role = ParamRole::Buffer;
+    root.push("final.table", &[2, dim], normal(dim));
+    root.layer("final.proj", &[m.patch_numbers() / m.in_channels * m.out_channels(), dim], ParamInit::Xavier);
     let mut specs = root.specs;
     for number in 0..m.num_blocks() {
         specs.extend(block_specs(m, number));
@@ -37,23 +38,23 @@ fn block_specs(m: &Stdit3, number: usize) -> Vec<ParamSpec> {
         BlockKind::Spatial => ParamInit::Xavier,
         BlockKind::Temporal => ParamInit::Zeros,
     };
-    let mut block = Unit::new(FsdpUnit::Block(number));
-    block.push("table", &[MODULATIONS, dim], normal(dim), ParamRole::Trained, false);
+    let mut block = Unit::new(FsdpUnit::Block(number), &[]);
+    block.push("table", &[MODULATIONS, dim], normal(dim));
     for name in ["attn.q", "attn.k", "attn.v"] {
-        block.layer(name, [dim, dim], ParamInit::Xavier);
+        block.layer(name, &[dim, dim], ParamInit::Xavier);
     }
-    block.layer("attn.o", [dim, dim], last);
+    block.layer("attn.o", &[dim, dim], last);
     if m.normalizes_qk {
         for name in ["attn.q_norm.weight", "attn.k_norm.weight"] {
-            block.push(name, &[m.head_dim], ParamInit::Ones, ParamRole::Trained, false);
+            block.push(name, &[m.head_dim], ParamInit::Ones);
         }
     }
     for name in ["cross_attn.q", "cross_attn.k", "cross_attn.v"] {
-        block.layer(name, [dim, dim], ParamInit::Xavier);
+        block.layer(name, &[dim, dim], ParamInit::Xavier);
     }
-    block.layer("cross_attn.o", [dim, dim], last);
-    block.layer("mlp.up", [m.mlp_dim(), dim], ParamInit::Xavier);
-    block.layer("mlp.down", [dim, m.mlp_dim()], last);
+    block.layer("cross_attn.o", &[dim, dim], last);
+    block.layer("mlp.up", &[m.mlp_dim(), dim], ParamInit::Xavier);
+    block.layer("mlp.down", &[dim, m.mlp_dim()], last);
     block.specs
 }
 
@@ -62,68 +63,10 @@ fn normal(width: usize) -> ParamInit {
     ParamInit::Gaussian { rank: (width as f64).sqrt().round() as usize }
 }
 
-/// The tensors of a block that are split over the ranks of a TP group. Each rank has the other tensors in full.
-///
-/// Heads and hidden units are rows of input projections and columns of output projections; the bias of an output projection is added
-/// once.
-const SPLITS: &[(&str, Split)] = &[
-    ("attn.q.", Split::Dim(0)),
-    ("attn.k.", Split::Dim(0)),
-    ("attn.v.", Split::Dim(0)),
-    ("attn.o.weight", Split::Dim(1)),
-    ("cross_attn.q.", Split::Dim(0)),
-    ("cross_attn.k.", Split::Dim(0)),
-    ("cross_attn.v.", Split::Dim(0)),
-    ("cross_attn.o.weight", Split::Dim(1)),
-    ("mlp.up.", Split::Dim(0)),
-    ("mlp.down.weight", Split::Dim(1)),
-];
-
-/// Collects the tensors of one unit.
-struct Unit {
-    unit: FsdpUnit,
-    prefix: String,
-    specs: Vec<ParamSpec>,
-}
-
-impl Unit {
-    fn new(unit: FsdpUnit) -> Self {
-        let prefix = match unit {
-            FsdpUnit::Root => String::new(),
-            FsdpUnit::Block(number) => format!("blocks.{number}."),
-        };
-        Unit { unit, prefix, specs: Vec::new() }
-    }
-
-    /// Adds a linear layer whose bias starts at zero.
-    fn layer(&mut self, name: &str, shape: [usize; 2], init: ParamInit) {
-        self.layer_with_bias(name, &shape, init, ParamInit::Zeros);
-    }
-
-    fn layer_with_bias(&mut self, name: &str, shape: &[usize], weight: ParamInit, bias: ParamInit) {
-        self.push(&format!("{name}.weight"), shape, weight, ParamRole::Trained, true);
-        self.push(&format!("{name}.bias"), &shape[..1], bias, ParamRole::Trained, false);
-    }
-
-    fn push(&mut self, name: &str, shape: &[usize], init: ParamInit, role: ParamRole, decay: bool) {
-        let split = SPLITS.iter().find(|(start, _)| self.unit != FsdpUnit::Root && name.starts_with(start));
-        self.specs.push(ParamSpec {
-            name: format!("{}{name}", self.prefix),
-            diffusers: None,
-            shape: shape.to_vec(),
-            unit: self.unit,
-            init,
-            role,
-            group: ParamGroup::Rest,
-            decay,
-            split: split.map_or(Split::None, |(_, split)| *split),
-        });
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Split;
 
     #[test]
     fn a_new_temporal_block_adds_nothing_to_its_input() {

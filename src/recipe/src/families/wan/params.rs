@@ -1,7 +1,8 @@
 //! Every tensor of a network of Wan.
 
 use super::WanModel;
-use crate::{FsdpUnit, ParamGroup, ParamInit, ParamRole, ParamSpec, Split};
+use crate::families::unit::Unit;
+use crate::{FsdpUnit, ParamInit, ParamSpec, Split};
 
 /// Returns every tensor of a network without adapters: the root's first, then block by block.
 ///
@@ -10,27 +11,25 @@ use crate::{FsdpUnit, ParamGroup, ParamInit, ParamRole, ParamSpec, Split};
 pub fn param_specs(model: &WanModel) -> Vec<ParamSpec> {
     let dim = model.dim();
     let [frames, rows, columns] = model.patch_size;
-    let mut root = Unit::new(FsdpUnit::Root);
+    let mut root = Unit::new(FsdpUnit::Root, &[]);
     let patch = [dim, model.in_channels, frames, rows, columns];
-    root.push("patch_embed.weight", &patch, ParamInit::Xavier, true, Split::None);
-    root.push("patch_embed.bias", &[dim], ParamInit::Zeros, false, Split::None);
-    root.linear("text_embed.linear1", [dim, model.text_dim], ParamInit::Normal, Split::None);
-    root.linear("text_embed.linear2", [dim, dim], ParamInit::Normal, Split::None);
-    root.linear("time_embed.linear1", [dim, model.freq_dim], ParamInit::Normal, Split::None);
-    root.linear("time_embed.linear2", [dim, dim], ParamInit::Normal, Split::None);
-    root.linear("time_embed.proj", [6 * dim, dim], ParamInit::Xavier, Split::None);
+    root.layer("patch_embed", &patch, ParamInit::Xavier);
+    root.layer("text_embed.linear1", &[dim, model.text_dim], ParamInit::Normal);
+    root.layer("text_embed.linear2", &[dim, dim], ParamInit::Normal);
+    root.layer("time_embed.linear1", &[dim, model.freq_dim], ParamInit::Normal);
+    root.layer("time_embed.linear2", &[dim, dim], ParamInit::Normal);
+    root.layer("time_embed.proj", &[6 * dim, dim], ParamInit::Xavier);
     if let Some(image) = &model.image {
         if let Some(positions) = image.positions {
-            let shape = [1, positions, image.dim];
-            root.push("image_embed.positions", &shape, ParamInit::Zeros, false, Split::None);
+            root.push("image_embed.positions", &[1, positions, image.dim], ParamInit::Zeros);
         }
         root.norm("image_embed.norm1", image.dim);
-        root.linear("image_embed.linear1", [image.dim, image.dim], ParamInit::Xavier, Split::None);
-        root.linear("image_embed.linear2", [dim, image.dim], ParamInit::Xavier, Split::None);
+        root.layer("image_embed.linear1", &[image.dim, image.dim], ParamInit::Xavier);
+        root.layer("image_embed.linear2", &[dim, image.dim], ParamInit::Xavier);
         root.norm("image_embed.norm2", dim);
     }
-    root.push("final.modulation", &[1, 2, dim], modulation(dim), false, Split::None);
-    root.linear("final.proj", [model.patch_len(), dim], ParamInit::Zeros, Split::None);
+    root.push("final.modulation", &[1, 2, dim], modulation(dim));
+    root.layer("final.proj", &[model.patch_len(), dim], ParamInit::Zeros);
 
     let mut specs = root.specs;
     for block in 0..model.num_layers {
@@ -39,22 +38,33 @@ pub fn param_specs(model: &WanModel) -> Vec<ParamSpec> {
     specs
 }
 
-/// Returns the tensors of a block. With TP, heads and hidden units are rows of the layers that make them and columns of the layers that read them.
-/// The gains of the norms of queries and keys, which cover all heads, are split as the heads are.
+/// The tensors that only Wan splits over the ranks of a TP group. The gains of the norms of queries and keys, which cover all heads, are split as the
+/// heads are.
+const SPLITS: &[(&str, Split)] = &[
+    ("attn.q_norm.weight", Split::Dim(0)),
+    ("attn.k_norm.weight", Split::Dim(0)),
+    ("attn.image_k.weight", Split::Dim(0)),
+    ("attn.image_k.bias", Split::Dim(0)),
+    ("attn.image_v.weight", Split::Dim(0)),
+    ("attn.image_v.bias", Split::Dim(0)),
+    ("attn.image_k_norm.weight", Split::Dim(0)),
+];
+
+/// Returns the tensors of a block.
 fn block_specs(model: &WanModel, index: usize) -> Vec<ParamSpec> {
     let dim = model.dim();
-    let mut block = Unit::new(FsdpUnit::Block(index));
-    block.push("modulation", &[1, 6, dim], modulation(dim), false, Split::None);
-    block.attention("attn", dim);
+    let mut block = Unit::new(FsdpUnit::Block(index), SPLITS);
+    block.push("modulation", &[1, 6, dim], modulation(dim));
+    attention(&mut block, "attn", dim);
     block.norm("cross_attn.norm", dim);
-    block.attention("cross_attn", dim);
+    attention(&mut block, "cross_attn", dim);
     if model.image.is_some() {
-        block.linear("cross_attn.image_k", [dim, dim], ParamInit::Xavier, Split::Dim(0));
-        block.linear("cross_attn.image_v", [dim, dim], ParamInit::Xavier, Split::Dim(0));
-        block.push("cross_attn.image_k_norm.weight", &[dim], ParamInit::Ones, false, Split::Dim(0));
+        block.layer("cross_attn.image_k", &[dim, dim], ParamInit::Xavier);
+        block.layer("cross_attn.image_v", &[dim, dim], ParamInit::Xavier);
+        block.push("cross_attn.image_k_norm.weight", &[dim], ParamInit::Ones);
     }
-    block.linear("mlp.up", [model.ffn_dim, dim], ParamInit::Xavier, Split::Dim(0));
-    block.linear("mlp.down", [dim, model.ffn_dim], ParamInit::Xavier, Split::Dim(1));
+    block.layer("mlp.up", &[model.ffn_dim, dim], ParamInit::Xavier);
+    block.layer("mlp.down", &[dim, model.ffn_dim], ParamInit::Xavier);
     block.specs
 }
 
@@ -63,58 +73,13 @@ fn modulation(dim: usize) -> ParamInit {
     ParamInit::Gaussian { rank: (dim as f64).sqrt().round() as usize }
 }
 
-/// Collects the tensors of one unit.
-struct Unit {
-    unit: FsdpUnit,
-    prefix: String,
-    specs: Vec<ParamSpec>,
-}
-
-impl Unit {
-    fn new(unit: FsdpUnit) -> Self {
-        let prefix = match unit {
-            FsdpUnit::Root => String::new(),
-            FsdpUnit::Block(index) => format!("blocks.{index}."),
-        };
-        Unit { unit, prefix, specs: Vec::new() }
+/// Adds the four layers of an attention, and the gains of the norms of its queries and keys.
+fn attention(block: &mut Unit, name: &str, dim: usize) {
+    for layer in ["q", "k", "v", "o"] {
+        block.layer(&format!("{name}.{layer}"), &[dim, dim], ParamInit::Xavier);
     }
-
-    /// Adds the four layers of an attention, and the gains of the norms of its queries and keys.
-    fn attention(&mut self, name: &str, dim: usize) {
-        for layer in ["q", "k", "v"] {
-            self.linear(&format!("{name}.{layer}"), [dim, dim], ParamInit::Xavier, Split::Dim(0));
-        }
-        self.linear(&format!("{name}.o"), [dim, dim], ParamInit::Xavier, Split::Dim(1));
-        for norm in ["q_norm", "k_norm"] {
-            self.push(&format!("{name}.{norm}.weight"), &[dim], ParamInit::Ones, false, Split::Dim(0));
-        }
-    }
-
-    /// Adds a linear layer: a weight `[out, in]` and a bias `[out]`, which is split if the outputs are.
-    fn linear(&mut self, name: &str, shape: [usize; 2], init: ParamInit, split: Split) {
-        self.push(&format!("{name}.weight"), &shape, init, true, split);
-        let of_bias = if split == Split::Dim(0) { split } else { Split::None };
-        self.push(&format!("{name}.bias"), &shape[..1], ParamInit::Zeros, false, of_bias);
-    }
-
-    /// Adds a LayerNorm.
-    fn norm(&mut self, name: &str, width: usize) {
-        self.push(&format!("{name}.weight"), &[width], ParamInit::Ones, false, Split::None);
-        self.push(&format!("{name}.bias"), &[width], ParamInit::Zeros, false, Split::None);
-    }
-
-    fn push(&mut self, name: &str, shape: &[usize], init: ParamInit, decay: bool, split: Split) {
-        self.specs.push(ParamSpec {
-            name: format!("{}{name}", self.prefix),
-            diffusers: None,
-            shape: shape.to_vec(),
-            unit: self.unit,
-            init,
-            role: ParamRole::Trained,
-            group: ParamGroup::Rest,
-            decay,
-            split,
-        });
+    for norm in ["q_norm", "k_norm"] {
+        block.push(&format!("{name}.{norm}.weight"), &[dim], ParamInit::Ones);
     }
 }
 
