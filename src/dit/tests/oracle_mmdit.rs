@@ -13,7 +13,7 @@ use dit::mixers::Kept;
 use dit::mmdit::patches::{packed, unpacked};
 use dit::mmdit::{GIVEN, GUIDANCE, Mmdit, POOLED};
 use dit::network::Network;
-use recipe::families::mmdit::{FileLayout, Mmdit as Sizes, file_tensor, param_specs};
+use recipe::families::mmdit::{Layout, Mmdit as Sizes, file_tensor, param_specs};
 use std::collections::BTreeSet;
 use support::device::{device, there};
 use support::mmdit::{Parameters, assert_same_grads, below, from_file, sizes, sizes_of, to_file};
@@ -46,7 +46,7 @@ fn inputs(case: &Tensors, sizes: &Sizes) -> Inputs {
 
 /// Runs a recorded network forward and backward and compares all recorded tensors. `layout` is that of the recorded parameters; `None`: the
 /// layout that the configuration selects.
-fn follow(path: &Utf8Path, layout: Option<FileLayout>) {
+fn follow(path: &Utf8Path, layout: Option<Layout>) {
     let case = load(path);
     let (sizes, own) = sizes_of(path, case["in.txt"].size()[1]);
     let (params, layout, patch) = (below(&case, "param."), layout.unwrap_or(own), sizes.patch_size as i64);
@@ -83,7 +83,7 @@ fn oracle_mmdit_forward_and_every_gradient_are_those_of_open_sora() {
 fn oracle_flux_forward_and_every_gradient_are_those_of_diffusers() {
     let is_file = |path: &Utf8Path| path.extension() == Some("safetensors");
     let found = oracle::entries("flux", "*.safetensors", is_file);
-    found.iter().for_each(|path| follow(path, Some(FileLayout::Diffusers)));
+    found.iter().for_each(|path| follow(path, Some(Layout::Diffusers)));
 }
 
 #[test]
@@ -114,7 +114,7 @@ fn oracle_a_network_in_bf16_has_nearly_the_recorded_output_and_gradients() {
 }
 
 /// Returns a file of another layout with the same parameters. `like` has the shapes of its tensors.
-fn converted(tensors: &Tensors, from: (&Sizes, FileLayout), to: (&Sizes, FileLayout), like: &Tensors) -> Tensors {
+fn converted(tensors: &Tensors, from: (&Sizes, Layout), to: (&Sizes, Layout), like: &Tensors) -> Tensors {
     let mut written = Tensors::new();
     for spec in param_specs(to.0) {
         let tensor = from_file(tensors, &file_tensor(from.0, from.1, &spec).expect("the layout has it"), &spec.shape);
@@ -136,7 +136,7 @@ fn assert_same_files(got: &Tensors, want: &Tensors) {
 }
 
 /// Returns the sizes in the metadata of a checkpoint.
-fn recorded_sizes(path: &Utf8Path, key: &str, text_tokens: i64) -> (Sizes, FileLayout) {
+fn recorded_sizes(path: &Utf8Path, key: &str, text_tokens: i64) -> (Sizes, Layout) {
     sizes(&serde_json::from_str(&metadata(path)[key]).expect("the configuration is JSON"), text_tokens)
 }
 
@@ -146,12 +146,12 @@ fn oracle_the_layout_of_flux_converts_to_that_of_open_sora_and_back_bit_for_bit(
     for path in oracle::entries("opensora/checkpoints", "flux_layout.safetensors", is_flux) {
         let (flux, open_sora) = (load(&path), load(&path.with_file_name("v2_layout.safetensors")));
         let (sizes, layout) = recorded_sizes(&path, "config", 1);
-        assert_eq!(layout, FileLayout::Flux);
+        assert_eq!(layout, Layout::Flux);
         // Open-Sora does not embed guidance.
         let plain = Sizes { guidance: false, ..sizes.clone() };
-        let got = converted(&flux, (&sizes, layout), (&plain, FileLayout::OpenSora), &open_sora);
+        let got = converted(&flux, (&sizes, layout), (&plain, Layout::OpenSora), &open_sora);
         assert_same_files(&got, &open_sora);
-        let mut back = converted(&open_sora, (&plain, FileLayout::OpenSora), (&plain, FileLayout::Flux), &flux);
+        let mut back = converted(&open_sora, (&plain, Layout::OpenSora), (&plain, Layout::Flux), &flux);
         let guidance = flux.iter().filter(|(name, _)| name.starts_with("guidance_in."));
         back.extend(guidance.map(|(name, tensor)| (name.clone(), tensor.shallow_clone())));
         assert_same_files(&back, &flux);

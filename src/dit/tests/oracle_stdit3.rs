@@ -16,7 +16,7 @@ use dit::sampler::{Prediction, Stepped};
 use dit::stdit3::references::{self, WithReferences};
 use dit::stdit3::{self, FlowSampler, Noisy, RectifiedFlow, SpaceTime, masks};
 use recipe::families::stdit3::{
-    Config, Flow, FrameMask, Layout, Reference, ShownSize, Stdit3, TimestepDraw, param_specs, place,
+    Config, Flow, FrameMask, Layout, Reference, ShownSize, Stdit3, TimestepDraw, file_tensor, param_specs,
 };
 use recipe::{FsdpUnit, ParamRole};
 use serde_json::Value;
@@ -58,7 +58,7 @@ impl Case {
 
     fn params(&self) -> Placed {
         Placed::new(param_specs(&self.model), &self.tensors, "param.", |name| {
-            place(Layout::OpenSora, &self.model, name)
+            file_tensor(Layout::OpenSora, &self.model, name)
         })
     }
 
@@ -129,7 +129,7 @@ impl Case {
         let smallest = norms.map(|norm| norm.double_value(&[])).fold(0.0, f64::max) * 1e-4;
         let mut count = 0;
         for spec in param_specs(&self.model).iter().filter(|spec| spec.role == ParamRole::Trained) {
-            let place = place(Layout::OpenSora, &self.model, &spec.name).expect("the layout has every tensor");
+            let place = file_tensor(Layout::OpenSora, &self.model, &spec.name).expect("the layout has every tensor");
             let want = recorded(&place.name).unwrap_or_else(|| panic!("{}: no gradient of {}", self.path, place.name));
             // Attention along the time of an image is constant in queries and keys: the gradients of their rows are rounding error too.
             let floor = smallest.max(want.norm().double_value(&[]) * 1e-2);
@@ -218,7 +218,7 @@ fn oracle_a_folder_of_hugging_face_has_every_tensor_once_and_gives_the_recorded_
         let model = config.model().unwrap();
         let mut rows = std::collections::BTreeMap::<String, usize>::new();
         for spec in param_specs(&model) {
-            *rows.entry(place(Layout::OpenSora, &model, &spec.name).unwrap().name).or_default() += spec.shape[0];
+            *rows.entry(file_tensor(Layout::OpenSora, &model, &spec.name).unwrap().name).or_default() += spec.shape[0];
         }
         for (name, tensor) in &weights {
             let used = rows.remove(name).unwrap_or_default() as i64;
@@ -229,7 +229,8 @@ fn oracle_a_folder_of_hugging_face_has_every_tensor_once_and_gives_the_recorded_
 
         let case = Case::open(&Utf8PathBuf::from(format!("{folder}_io.safetensors")));
         assert_eq!(case.model, model);
-        let mut units = Placed::new(param_specs(&model), &weights, "", |name| place(Layout::OpenSora, &model, name));
+        let mut units =
+            Placed::new(param_specs(&model), &weights, "", |name| file_tensor(Layout::OpenSora, &model, name));
         let inputs = case.inputs(&case.latent("in.x"), case.tensor("in.timestep"));
         let out = case.network(ActivationCheckpointing::Full).forward(&mut units, &inputs.map(there)).unwrap();
         let error = relative(&out, &case.latent("out.output"), 0.0);

@@ -8,14 +8,14 @@ use dit::network::Units;
 use dit::parallel::{Alone, TensorParallel};
 use dit::params::{SlotGrad, UnitParams};
 use recipe::families::FileTensor;
-use recipe::families::mmdit::{FileLayout, Mmdit, file_tensor, param_specs};
+use recipe::families::mmdit::{Layout, Mmdit, file_tensor, param_specs};
 use recipe::{FsdpUnit, ParamSpec};
 use serde_json::Value;
 use tch::{Device, Tensor};
 use torch_error::TorchError;
 
 /// Returns the sizes and the file layout of a configuration of Open-Sora, in its keys.
-pub fn sizes(config: &Value, text_tokens: i64) -> (Mmdit, FileLayout) {
+pub fn sizes(config: &Value, text_tokens: i64) -> (Mmdit, Layout) {
     let number = |key: &str| config[key].as_u64().unwrap_or_else(|| panic!("{key} is {}", config[key])) as usize;
     let is = |key: &str| config[key].as_bool().unwrap_or_else(|| panic!("{key} is {}", config[key]));
     let axes: Vec<usize> = serde_json::from_value(config["axes_dim"].clone()).expect("axes_dim is a list of numbers");
@@ -38,11 +38,11 @@ pub fn sizes(config: &Value, text_tokens: i64) -> (Mmdit, FileLayout) {
     };
     assert_eq!(sizes.dim(), number("hidden_size"));
     assert_ne!(is("fused_qkv"), is("use_liger_rope"), "no published layout has both");
-    (sizes, if is("fused_qkv") { FileLayout::Flux } else { FileLayout::OpenSora })
+    (sizes, if is("fused_qkv") { Layout::Flux } else { Layout::OpenSora })
 }
 
 /// Returns the sizes and the layout of the network in a recorded file.
-pub fn sizes_of(path: &Utf8Path, text_tokens: i64) -> (Mmdit, FileLayout) {
+pub fn sizes_of(path: &Utf8Path, text_tokens: i64) -> (Mmdit, Layout) {
     let config = serde_json::from_str(&metadata(path)["config"]).expect("the configuration is JSON");
     sizes(&config, text_tokens)
 }
@@ -88,7 +88,7 @@ pub struct Parameters<'a> {
 
 impl Parameters<'_> {
     /// Reads the parameters of a file whose tensors have these names.
-    pub fn read(sizes: &Mmdit, layout: FileLayout, tensors: &Tensors) -> Self {
+    pub fn read(sizes: &Mmdit, layout: Layout, tensors: &Tensors) -> Self {
         let place = |spec: &ParamSpec| file_tensor(sizes, layout, spec).expect("the layout has every tensor");
         let tensors = param_specs(sizes).into_iter().map(|spec| {
             let tensor = from_file(tensors, &place(&spec), &spec.shape);
@@ -110,7 +110,7 @@ impl Parameters<'_> {
     }
 
     /// Returns the gradients as a file of this layout has them.
-    pub fn grads_in_file(&self, sizes: &Mmdit, layout: FileLayout, like: &Tensors) -> Tensors {
+    pub fn grads_in_file(&self, sizes: &Mmdit, layout: Layout, like: &Tensors) -> Tensors {
         let mut all = Tensors::new();
         for (spec, _) in &self.tensors {
             let place = file_tensor(sizes, layout, spec).expect("the layout has every tensor");

@@ -54,6 +54,11 @@ impl RowOrder {
     }
 }
 
+/// Returns the rest of a tensor's name, such as `.weight`, after the name of its layer; `None` if it is not a tensor of the layer.
+pub(super) fn part_of<'a>(name: &'a str, layer: &str) -> Option<&'a str> {
+    name.strip_prefix(layer).filter(|rest| rest.is_empty() || rest.starts_with('.'))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

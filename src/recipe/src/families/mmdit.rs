@@ -10,5 +10,5 @@ mod params;
 
 pub use given::{Given, GivenLengths, GivenWeights};
 pub use model::Mmdit;
-pub use names::{FileLayout, file_tensor};
+pub use names::{Layout, file_tensor};
 pub use params::param_specs;

@@ -14,6 +14,6 @@ pub use config::{Config, Unusable};
 pub use flow::{Flow, MAX_TIME, ShownSize, TimestepDraw};
 pub use masks::FrameMask;
 pub use model::{BlockKind, MODULATIONS, Stdit3, TIME_WAVES};
-pub use names::{Layout, OPEN_SORA_ROPE, place};
+pub use names::{Layout, OPEN_SORA_ROPE, file_tensor};
 pub use params::param_specs;
 pub use references::{ALIGNMENT, BadReference, Reference, Span};

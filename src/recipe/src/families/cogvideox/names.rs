@@ -1,5 +1,6 @@
 //! The names of CogVideoX's tensors in ttt-video-dit.
 
+use crate::families::file_tensor::part_of;
 use crate::{FsdpUnit, ParamSpec};
 
 /// The names within a unit here and in ttt-video-dit. The text after the name is the same in both.
@@ -46,9 +47,7 @@ impl ParamSpec {
             FsdpUnit::Root => (String::new(), self.name.as_str()),
             FsdpUnit::Block(i) => (format!("layers.{i}."), self.name.strip_prefix(&format!("blocks.{i}."))?),
         };
-        let (ours, theirs) = TTT_VIDEO
-            .iter()
-            .find(|(ours, _)| name.strip_prefix(ours).is_some_and(|rest| rest.is_empty() || rest.starts_with('.')))?;
-        Some(format!("{unit}{theirs}{}", &name[ours.len()..]))
+        let (theirs, rest) = TTT_VIDEO.iter().find_map(|(ours, theirs)| Some((theirs, part_of(name, ours)?)))?;
+        Some(format!("{unit}{theirs}{rest}"))
     }
 }

@@ -1,12 +1,13 @@
 //! The tensors of published files of MMDiTs.
 
 use super::Mmdit;
+use crate::families::file_tensor::part_of;
 use crate::families::{FileTensor, RowOrder};
 use crate::{FsdpUnit, ParamSpec};
 
 /// The layout of a published file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum FileLayout {
+pub enum Layout {
     /// `Open_Sora_v2.safetensors` and `flux1-dev-fused-rope`: queries, keys and values are separate, and their channels are in halves.
     OpenSora,
     /// `flux1-dev.safetensors`: queries, keys and values (and hidden units) are one matrix.
@@ -15,7 +16,7 @@ pub enum FileLayout {
     Diffusers,
 }
 
-use FileLayout::{Diffusers, Flux, OpenSora};
+use Layout::{Diffusers, Flux, OpenSora};
 
 /// The part of a file's matrix that is one of our tensors.
 #[derive(Debug, Clone, Copy)]
@@ -32,7 +33,7 @@ use Part::{Columns, Rows, Whole};
 /// A layer's name and part in a file.
 type Place = (&'static str, Part);
 
-/// A layer here, and in each layout in the order of [`FileLayout`]. The norms of queries and keys are listed with the name of their tensor.
+/// A layer here, and in each layout in the order of [`Layout`]. The norms of queries and keys are listed with the name of their tensor.
 type Row = (&'static str, [Option<Place>; 3]);
 
 /// Returns a row of a layer that is whole in every layout and has the same name in Open-Sora and Flux.
@@ -96,7 +97,7 @@ const ONE_STREAM: [Row; 9] = [
 ///
 /// Sources: Open-Sora `opensora/models/mmdit/model.py`; diffusers `FluxTransformer2DModel` and `convert_flux_to_diffusers.py`, which also
 /// swaps shift and scale of the last modulation.
-pub fn file_tensor(m: &Mmdit, layout: FileLayout, spec: &ParamSpec) -> Option<FileTensor> {
+pub fn file_tensor(m: &Mmdit, layout: Layout, spec: &ParamSpec) -> Option<FileTensor> {
     let (table, prefix) = match (spec.unit, layout) {
         (FsdpUnit::Root, _) => (&ROOT[..], String::new()),
         (FsdpUnit::Block(i), _) if m.has_two_streams(i) => {
@@ -112,8 +113,7 @@ pub fn file_tensor(m: &Mmdit, layout: FileLayout, spec: &ParamSpec) -> Option<Fi
         FsdpUnit::Root => spec.name.as_str(),
         FsdpUnit::Block(i) => spec.name.strip_prefix(&format!("blocks.{i}."))?,
     };
-    let fits = |ours: &str| name.strip_prefix(ours).filter(|rest| rest.is_empty() || rest.starts_with('.'));
-    let (places, rest) = table.iter().find_map(|(ours, places)| Some((places, fits(ours)?)))?;
+    let (places, rest) = table.iter().find_map(|(ours, places)| Some((places, part_of(name, ours)?)))?;
     let (theirs, part) = places[layout as usize]?;
     let mut tensor = FileTensor::whole(format!("{prefix}{theirs}{rest}"));
     match part {
@@ -140,7 +140,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     /// Returns the parts of each tensor of a file.
-    fn parts(m: &Mmdit, layout: FileLayout) -> BTreeMap<String, Vec<(ParamSpec, FileTensor)>> {
+    fn parts(m: &Mmdit, layout: Layout) -> BTreeMap<String, Vec<(ParamSpec, FileTensor)>> {
         let mut parts: BTreeMap<String, Vec<_>> = BTreeMap::new();
         for spec in param_specs(m) {
             let tensor = file_tensor(m, layout, &spec).unwrap();

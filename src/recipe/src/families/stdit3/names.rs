@@ -2,6 +2,7 @@
 
 use super::{BlockKind, Stdit3};
 use crate::families::FileTensor;
+use crate::families::file_tensor::part_of;
 
 /// The layout of a published file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,14 +52,14 @@ const BLOCK: &[(&str, &str, Option<usize>)] = &[
 ];
 
 /// Returns where a tensor with this name of ours is in a file; `None` if the file does not have it.
-pub fn place(layout: Layout, model: &Stdit3, name: &str) -> Option<FileTensor> {
+pub fn file_tensor(layout: Layout, model: &Stdit3, name: &str) -> Option<FileTensor> {
     let Some((number, rest)) = name.strip_prefix("blocks.").and_then(|rest| rest.split_once('.')) else {
-        let (ours, theirs) = ROOT.iter().find(|(ours, _)| part_of(name, ours).is_some())?;
-        let is_there = layout == Layout::OpenSora || !ours.starts_with("fps_embed");
-        return is_there.then(|| FileTensor::whole(format!("{theirs}{}", &name[ours.len()..])));
+        let (theirs, end) = ROOT.iter().find_map(|(ours, theirs)| Some((theirs, part_of(name, ours)?)))?;
+        let is_there = layout == Layout::OpenSora || !name.starts_with("fps_embed");
+        return is_there.then(|| FileTensor::whole(format!("{theirs}{end}")));
     };
     let number: usize = number.parse().ok().filter(|number| *number < model.num_blocks())?;
-    let (ours, theirs, part) = BLOCK.iter().find(|(ours, ..)| part_of(rest, ours).is_some())?;
+    let (end, (ours, theirs, part)) = BLOCK.iter().find_map(|row| Some((part_of(rest, row.0)?, row)))?;
     let blocks = match (layout, model.kind(number)) {
         (Layout::OpenSora, BlockKind::Spatial) => "spatial_blocks",
         (Layout::OpenSora, BlockKind::Temporal) => "temporal_blocks",
@@ -66,13 +67,8 @@ pub fn place(layout: Layout, model: &Stdit3, name: &str) -> Option<FileTensor> {
         (Layout::PixArtSigma, _) => return None,
     };
     let rows = part.map(|part| part * model.dim()..(part + 1) * model.dim());
-    let name = format!("{blocks}.{}.{theirs}{}", number / 2, &rest[ours.len()..]);
+    let name = format!("{blocks}.{}.{theirs}{end}", number / 2);
     Some(FileTensor { rows, ..FileTensor::whole(name) })
-}
-
-/// Returns the rest of a tensor's name after the name of its layer.
-fn part_of<'a>(name: &'a str, layer: &str) -> Option<&'a str> {
-    name.strip_prefix(layer).filter(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
 #[cfg(test)]
@@ -85,7 +81,7 @@ mod tests {
     fn taken(layout: Layout, model: &Stdit3) -> BTreeMap<String, Vec<Option<std::ops::Range<usize>>>> {
         let mut taken = BTreeMap::<_, Vec<_>>::new();
         for spec in param_specs(model) {
-            if let Some(FileTensor { name, rows, .. }) = place(layout, model, &spec.name) {
+            if let Some(FileTensor { name, rows, .. }) = file_tensor(layout, model, &spec.name) {
                 assert!(rows.as_ref().is_none_or(|rows| rows.len() == spec.shape[0]), "{}", spec.name);
                 taken.entry(name).or_default().push(rows);
             }
@@ -118,7 +114,7 @@ mod tests {
     #[test]
     fn names_that_the_network_does_not_have_are_nowhere() {
         for name in ["blocks.56.table", "blocks.0.attn.x.weight", "time_embed.linear3.weight", "patch_embedding"] {
-            assert_eq!(place(Layout::OpenSora, &Stdit3::xl(), name), None);
+            assert_eq!(file_tensor(Layout::OpenSora, &Stdit3::xl(), name), None);
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The names of our tensors in published files.
 
 use crate::families::FileTensor;
+use crate::families::file_tensor::part_of;
 
 /// The layouts of published files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -82,8 +83,7 @@ pub(super) fn their_name(layout: Layout, name: &str) -> Option<String> {
         }
     };
     let table = if block.is_empty() { ROOT } else { BLOCK };
-    let fits = |ours: &str| rest.strip_prefix(ours).filter(|end| end.is_empty() || end.starts_with('.'));
-    let (end, [_, diffusers, original]) = table.iter().find_map(|row| Some((fits(row[0])?, row)))?;
+    let (end, [_, diffusers, original]) = table.iter().find_map(|row| Some((part_of(rest, row[0])?, row)))?;
     let theirs = if layout == Layout::Diffusers { diffusers } else { original };
     Some(format!("{block}{theirs}{end}"))
 }
