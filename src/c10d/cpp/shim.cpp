@@ -28,7 +28,7 @@ struct WorkHandle {
   c10::intrusive_ptr<Tally> tally;
   at::Device device{at::kCPU};
   std::vector<c10::intrusive_ptr<c10d::Work>> works;
-  // The timeout of the wait; kNoTimeout: the backend has one.
+  // The timeout of wait(); kNoTimeout selects the backend's own.
   Milliseconds timeout = kNoTimeout;
 };
 
@@ -417,7 +417,7 @@ TorchError* vidtui_group_exchange(GroupHandle* group, const at::Tensor* input, c
       works.push_back(backend.send(part, static_cast<int>(to), tag));
     }
   });
-  // gloo's connections keep the timeout that the group had when it was joined: `setTimeout` reaches collectives, but no send or receive.
+  // gloo's sends and receives keep the timeout of the group's start. setTimeout changes only that of collectives.
   if (error == nullptr && !group->device) (*out)->timeout = group->backend->getBackendOptions()->timeout;
   return error;
 }

@@ -42,8 +42,7 @@ pub fn export(run: &RunDir, folder: &Utf8Path) -> Result<Vec<Failure>, Failure> 
     if !events.is_empty()
         && let Err(untrusted) = run.check_trusted("cannot add the samples")
     {
-        events.clear();
-        missing.push(untrusted);
+        missing.extend(events.drain(..).map(|_| untrusted.clone()));
     }
     // An attempt without a file, or without nodes, has not started.
     let numbers = run.attempt_numbers()?.into_iter().filter(|number| run.attempt_toml(*number).exists());
@@ -182,6 +181,7 @@ impl OpenFile {
     fn node_point(&mut self, point: &NodePoint) {
         self.writer.scalars(point.t, self.last.map_or(0, |last| last.step), &node_values(point));
     }
+
     /// Adds all steps of an attempt, and the points of its nodes in the order of time, each at the step before it.
     fn attempt(&mut self, run: &RunDir, attempt: &Attempt, steps: Vec<MetricSample>, recipe: &str) -> io::Result<()> {
         let mut points = Logged::new(run, attempt).node_points(true)?.into_iter().peekable();
