@@ -199,7 +199,8 @@ fn next_steps(model: &Model, row: &RunRow, context: Context) -> Vec<Vec<Span<'st
         } else if let Some(step) = row.checkpoint_step {
             add(Action::Resume, format!("resume from step {}", units::grouped(step)));
         } else {
-            add(Action::Resume, "start again at step 0".to_owned());
+            let again = if kind == StateKind::New { "start" } else { "start again at step 0" };
+            add(Action::Resume, again.to_owned());
         }
     }
     if may_hang(row) {

@@ -411,7 +411,7 @@ const RUNS: &[Binding] = with_motion![
         &[Key::ch('n')],
         Action::NewRun,
         "new run",
-        "Choose a stage and start it, or open the form of the run's recipe"
+        "Open the launch form of the run's recipe, or choose a stage and start it"
     ),
     bind(&[Key::ch('e')], Action::Encode, "encode", "Encode videos: type the arguments of vidtui data encode"),
     bind(&[Key::ch('l')], Action::Logs, "logs", "Show the logs of all ranks, merged, or of one rank")
@@ -433,7 +433,7 @@ const RUNS: &[Binding] = with_motion![
         .shown_when(Condition::SeveralRunsListed),
     bind(&[Key::ch('c')], Action::Compare, "compare", "Compare the metrics and recipes of the marked runs")
         .when(Condition::SeveralRunsMarked),
-    bind(&[Key::ch('w')], Action::Queue, "", "Show the whole queue of runs that wait, or only its first entries"),
+    bind(&[Key::ch('w')], Action::Queue, "", "Show all entries of the queue, or only the first ones"),
     bind(&[Key::ch('y')], Action::CopyPath, "", "Copy the path of the run's folder"),
     bind(&[ESC], Action::Back, "", "Clear the marks, or the filter"),
 ];

@@ -198,7 +198,8 @@ impl ClipManifest {
             _ => None,
         });
         match frames.min() {
-            Some(shortest) if shortest > 0 => {
+            // Fewer than two latent frames are an image.
+            Some(shortest) if shortest > recipe::VIDEO_FRAMES => {
                 let fits = recipe::nearest_clip_frames(shortest).map_or(shortest, |[below, _]| below);
                 format!("take fewer frames (--frames {fits} fits the shortest clip), or correct the data")
             }

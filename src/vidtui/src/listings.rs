@@ -126,7 +126,7 @@ fn row(summary: &RunSummary, facts: &RunFacts) -> RunRow {
         epochs: summary.epochs(),
         start_deadline_s: facts.starting_until_s(),
         longer_steps: longer_steps(summary),
-        launch: launch_of(run),
+        launch: launch_of(&summary.dir, run),
         is_imported: run.imported.is_some(),
     }
 }
@@ -141,9 +141,11 @@ fn longer_steps(summary: &RunSummary) -> Option<u64> {
     plan::longer_steps(&run.recipe().ok()?, summary.attempt.as_ref(), done)
 }
 
-/// Returns the draft of the launch form that starts a run like this one. `None` if the recipe file of the run is not known.
-fn launch_of(run: &Run) -> Option<Box<LaunchDraft>> {
+/// Returns the draft of the launch form that starts a run like this one. `None` if the recipe file of the run is not known, or if the run
+/// must not start programs with the rights of this user: overrides name programs, too.
+fn launch_of(dir: &RunDir, run: &Run) -> Option<Box<LaunchDraft>> {
     let from = run.launched_from.as_ref()?;
+    dir.check_trusted("cannot launch it again").ok()?;
     let name_of_recipe = run.recipe.get("name").and_then(|name| name.as_str());
     let init = match &run.start {
         StartFrom::Weights { path } => Some(path.to_string()),
@@ -325,12 +327,21 @@ mod tests {
             launched_from: Some(rundir::LaunchedFrom { recipe: "/a/lora.toml".into(), sets: sets.clone() }),
             ..rundir::fixtures::run()
         };
+        let keep = tempfile::tempdir().unwrap();
+        let dir = RunDir::new(Utf8PathBuf::try_from(keep.path().join("cats")).unwrap());
+        std::fs::create_dir(&dir.root).unwrap();
+        dir.write_run(&run).unwrap();
+        let launch_of = |run: &Run| super::launch_of(&dir, run);
         let launch = launch_of(&run).unwrap();
         assert_eq!((launch.recipe.as_str(), launch.name.as_deref()), ("/a/lora.toml", Some("cats")));
         assert_eq!((launch.init.as_deref(), &launch.sets), (Some("/weights"), &sets));
         let name = run.recipe["name"].as_str().unwrap().to_owned();
-        assert_eq!(launch_of(&Run { name, ..run }).unwrap().name, None, "the recipe has this name already");
+        let named = Run { name, ..run };
+        assert_eq!(launch_of(&named).unwrap().name, None, "the recipe has this name already");
         assert_eq!(launch_of(&rundir::fixtures::run()), None);
+        let all = std::os::unix::fs::PermissionsExt::from_mode(0o666);
+        std::fs::set_permissions(dir.run_toml(), all).unwrap();
+        assert_eq!(launch_of(&named), None, "other users may have written the overrides");
     }
 
     #[test]

@@ -44,8 +44,10 @@ const FINAL_GOODPUT: Duration = Duration::from_secs(60);
 const CURRICULA: Duration = Duration::from_secs(2);
 /// How often new alerts are read.
 const ALERTS: Duration = Duration::from_secs(2);
-/// How often the queue is read. What its first entry waits for depends on its recipe, its nodes and the runs on them.
+/// How often the queue is read.
 const QUEUE: Duration = Duration::from_secs(3);
+/// How often it is computed what an unchanged queue waits for. This reads the recipe of an entry, and the newest attempt of each run.
+const QUEUE_WAITS: Duration = Duration::from_secs(15);
 /// The most samples in one message: few enough that a key waits less than a millisecond, and that the queue needs little memory.
 const SAMPLES: usize = 250;
 /// The bytes at the end of a log that are read when it is opened: more than the screen keeps.
@@ -137,7 +139,17 @@ impl Stream {
     }
 
     async fn queue(&self) -> Result<std::convert::Infallible, Ended> {
-        self.repeat(QUEUE, || self.workspace.queue_rows(), Msg::Queue).await
+        let (mut entries, mut rows, mut computed) = (Vec::new(), Vec::new(), Instant::now());
+        let read = || {
+            // A queue that cannot be read has no entries here: `vidtui queue` reports why.
+            let now = self.workspace.queue().entries().unwrap_or_default();
+            if now != entries || computed.elapsed() >= QUEUE_WAITS {
+                rows = self.workspace.queue_rows(&now);
+                (entries, computed) = (now, Instant::now());
+            }
+            rows.clone()
+        };
+        self.repeat(QUEUE, read, Msg::Queue).await
     }
 
     async fn recipes(&self) -> Result<std::convert::Infallible, Ended> {

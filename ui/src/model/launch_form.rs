@@ -9,8 +9,7 @@ use camino::{Utf8Path, Utf8PathBuf};
 use cluster::NodeId;
 use plan::LaunchPlan;
 use recipe::{Origin, RecipeError, Resolved, SettingRow, Settings};
-use rundir::Failure;
-use rundir::RunId;
+use rundir::{Failure, RunId};
 
 /// State of the launch form.
 #[derive(Debug, Clone)]

@@ -16,7 +16,7 @@ pub fn read() -> (Args, Option<CommandError>) {
     (args, refuse_blank(&command, &matches).err())
 }
 
-/// Prints the error of a command line that clap refused, or the help that it asked for, and exits.
+/// Prints the error of an invalid command line, or the help that the user requested, and exits.
 fn refuse(error: &clap::Error) -> ! {
     let wants_json = std::env::args_os().skip(1).take_while(|word| word != "--").any(|word| word == "--json");
     if wants_json && error.use_stderr() {

@@ -160,7 +160,7 @@ fn prepare(workspace: &Workspace, args: &DataEncodeArgs, progress: OnStep<'_>) -
     Ok(Prepared { subject, plan, report, lock })
 }
 
-/// Reads the recipe that will train. An encode makes no samples, so that the recipe need not be able to.
+/// Reads the recipe that will train. If its samples are invalid, reads it without them: an encode makes no samples.
 fn trained(workspace: &Workspace, recipe: &str) -> Result<Recipe, CommandError> {
     let no_samples = ["sample.prompts=[]", "sample.every=0"].map(ToOwned::to_owned);
     let read = |sets: &[String]| workspace.subject(recipe, sets).map(|subject| subject.resolved().recipe.clone());

@@ -98,7 +98,8 @@ fn tensorboard(workspace: &Workspace, args: &ExportArgs) -> Result<(), CommandEr
     let selects = !args.chart.is_empty() || !args.metric.is_empty() || !args.with.is_empty();
     let draws = args.x.is_some() || args.smooth.is_some() || args.log;
     if selects || draws || args.from.is_some() || args.to.is_some() {
-        let why = "--tensorboard writes all metrics of one run, and has no use for the other options";
+        let why =
+            "--tensorboard writes all metrics of one run, and cannot be combined with options that select or draw";
         let fix = "leave out --chart, --metric, --with, --x, --from, --to, --smooth and --log";
         return refuse(ErrorCode::InvalidArgument, format!("cannot export to {to}"), why, fix);
     }
@@ -113,9 +114,14 @@ fn tensorboard(workspace: &Workspace, args: &ExportArgs) -> Result<(), CommandEr
     }
     let dir = workspace.find_that(&args.run, |dir| dir.metrics().exists() && !is_imported(dir))?;
     report_latest(&args.run, &dir.root, false);
+    let real = |path: &Utf8Path| path.canonicalize_utf8().ok();
+    if real(to).is_some_and(|to| to.parent().is_some_and(|parent| parent.join("run.toml").exists())) {
+        let why = "it is a folder of a run, which may write event files of its own there";
+        return refuse(ErrorCode::InvalidArgument, format!("cannot export to {to}"), why, "choose another folder");
+    }
     let missing = supervise::export_tensorboard(&dir, to)?;
-    if let Some(first) = missing.first() {
-        note!("{} could not be added: {}, because {}", units::counted(missing.len(), "sample"), first.what, first.why);
+    if let Some(Failure { what, why, fix, .. }) = missing.first() {
+        note!("{} left out: {what}: {why}; {fix}", units::counted(missing.len(), "sample"));
     }
     output::line(to.as_str())
 }
@@ -141,6 +147,8 @@ fn compare(workspace: &Workspace, args: &ExportArgs, view: View) -> Result<(), C
     let has_power = runs.iter().any(|run| run.measured.node_points.iter().any(|point| point.power_w.is_some()));
     let of_charts = charts.iter().flat_map(|chart| chart.metrics(has_power)).map(|metric| metric.name.to_owned());
     let mut metrics: Vec<String> = of_charts.chain(args.metric.iter().cloned()).collect();
+    let mut seen = BTreeSet::new();
+    metrics.retain(|name| seen.insert(name.clone()));
     if metrics.is_empty() {
         metrics.push(Chart::Loss.info(true).name.to_owned());
     }

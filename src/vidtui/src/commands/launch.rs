@@ -99,7 +99,9 @@ pub fn execute(
         note!("warning: {warning}");
     }
     let dir = workspace.launch(plan, &|step| note!("{step}"))?;
-    if let Some((_, weights)) = plan.summary.iter().find(|(name, _)| name == "weights" && !then.output.json) {
+    if !then.output.json
+        && let Some((_, weights)) = plan.summary.iter().find(|(name, _)| name == "weights")
+    {
         note!("weights: {weights}");
     }
     report(plan, then.output.json, more)?;

@@ -10,7 +10,7 @@ use cluster::{NodeId, hostlist};
 use health::Finding;
 use recipe::Task;
 use rundir::{AttemptWhy, EncodeStages, now_s};
-use runstate::{EncodeStageProgress, Goodput, Progress, RunSummary};
+use runstate::{EncodeStageProgress, Goodput, Progress, RunState, RunSummary};
 use ui::advice::finding_in_words;
 use ui::goodput_text;
 use ui::run_state::StateKind;
@@ -106,12 +106,13 @@ pub fn facts(summary: &RunSummary, findings: &[Finding], goodput: Option<&Goodpu
         let ago = units::ago(now, attempt.started_s);
         facts.push(("attempt", format!("{}: {ranks} on {on}, {why} {ago} by {}", attempt.number, attempt.by)));
     }
+    let has_lost_steps = summary.state.is_end() && summary.state != RunState::Finished;
     let checkpoint = match &summary.checkpoint {
         Some(c) => {
             let saved = format!("step {}, {}, {}", c.step, units::short_size(c.bytes), units::ago(now, c.saved_s));
             match summary.progress() {
-                Progress::Steps { step, .. } if summary.state.is_end() && step > c.step => {
-                    format!("{saved}; {} after it are lost", units::counted((step - c.step) as usize, "step"))
+                Progress::Steps { step, .. } if has_lost_steps && step > c.step => {
+                    format!("{saved}; a resume repeats {}", units::counted((step - c.step) as usize, "step"))
                 }
                 _ => saved,
             }

@@ -45,7 +45,7 @@ pub fn stop(workspace: &Workspace, args: &StopArgs) -> Result<(), CommandError> 
     }
     let run = dir.read_run()?;
     let then = match run.task() {
-        Task::Train if run.job() == JobKind::Command => "is asked to stop; its command decides whether it saves first",
+        Task::Train if run.job() == JobKind::Command => "received a stop request; its command may save before it stops",
         Task::Train => "saves a checkpoint and stops",
         Task::Encode => "stores the items in progress and stops",
         Task::Sample => "finishes the videos in progress and stops",

@@ -113,5 +113,6 @@ fn conversion_for(options: &LaunchOptions<'_>) -> Option<ui::ConvertOptions> {
         },
         (Init::Run(_), _) | (Init::ByStage, None) => return None,
     };
-    conversions::that_helps(path, options.subject.resolved().recipe.model.cogvideox().layer)
+    let layer = options.subject.resolved().recipe.model.cogvideox().layer;
+    conversions::that_helps(path, layer).map(|(_, conversion)| conversion)
 }

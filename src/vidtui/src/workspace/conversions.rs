@@ -68,15 +68,17 @@ pub fn convert(
     }
 }
 
-/// Returns options for converting weights to a checkpoint that a stage can start from. `None` if their format cannot be converted.
-pub fn that_helps(path: &Utf8Path, layer: recipe::Layer) -> Option<ConvertOptions> {
+/// Returns the kind of weights, and options for converting them to a checkpoint that a stage can start from. `None` if their format cannot
+/// be converted.
+pub fn that_helps(path: &Utf8Path, layer: recipe::Layer) -> Option<(SourceKind, ConvertOptions)> {
     let kind = weights::identify(path).ok()?.kind;
     if !matches!(kind, SourceKind::Diffusers | SourceKind::Pipeline | SourceKind::Torch | SourceKind::Dcp) {
         return None;
     }
     let target = format!("{}-internal", path.as_str().trim_end_matches('/'));
     let layer = Some(layer).filter(|layer| *layer != recipe::Layer::None);
-    Some(ConvertOptions { source: path.to_owned(), target: target.into(), layer, ..ConvertOptions::default() })
+    let options = ConvertOptions { source: path.to_owned(), target: target.into(), layer, ..ConvertOptions::default() };
+    Some((kind, options))
 }
 
 /// Returns the command line of the conversion.

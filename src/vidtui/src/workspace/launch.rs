@@ -9,7 +9,7 @@ use ::dataset::store::{Holder, check_no_encode};
 use camino::Utf8Path;
 use plan::{LaunchPlan, LaunchRequest, NextRequest, ResumeKind, ResumeOptions, ResumeRequest};
 use recipe::{Recipe, Task};
-use rundir::{AttemptWhy, ErrorCode, Failure, Login, RunDir, RunId, StartFrom};
+use rundir::{AttemptWhy, ErrorCode, Failure, LaunchedFrom, Login, RunDir, RunId, StartFrom};
 
 impl Workspace {
     /// Plans a launch. Starts nothing.
@@ -71,7 +71,13 @@ impl Workspace {
         let latest = latest.as_ref();
         let checkpoints = &checkpoints[..];
         let request = ResumeRequest { run: &summary.run, dir, facts: &facts, checkpoints, latest, options, changed };
-        plan::resume(&request, &context).map_err(|failure| on_fewer_nodes(failure, &left_out, &summary.run.id).into())
+        let mut plan =
+            plan::resume(&request, &context).map_err(|failure| on_fewer_nodes(failure, &left_out, &summary.run.id))?;
+        plan.run.launched_from = summary.run.launched_from.clone().map(|from| {
+            let more = sets.iter().map(|set| recipe::with_full_paths(set));
+            LaunchedFrom { sets: from.sets.into_iter().chain(more).collect(), ..from }
+        });
+        Ok(plan)
     }
 
     /// Plans the stage that follows the stage of a run. Starts nothing.

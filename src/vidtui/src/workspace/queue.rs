@@ -190,9 +190,10 @@ impl Workspace {
         self.ready(entry, entries).ok()?.err()
     }
 
-    /// Returns the entries whose runs have not started, for the console. A queue that cannot be read has none: `vidtui queue` reports why.
-    pub fn queue_rows(&self) -> Vec<QueueRow> {
-        let entries = self.queue().entries().unwrap_or_default();
+    /// Returns the entries whose runs have not started, for the console.
+    ///
+    /// * `entries` — all entries of the queue.
+    pub fn queue_rows(&self, entries: &[QueueEntry]) -> Vec<QueueRow> {
         let row = |entry: &QueueEntry| QueueRow {
             id: entry.id,
             recipe: entry.launch.first().cloned().unwrap_or_default(),
@@ -200,7 +201,7 @@ impl Workspace {
                 (QueueState::Held, _) => "held".to_owned(),
                 (_, Some(owner)) => format!("waits for a worker of {owner}"),
                 _ => self
-                    .waits_for(entry, &entries)
+                    .waits_for(entry, entries)
                     .map_or("waits".to_owned(), |wait| format!("waits for {}", wait.short())),
             },
         };

@@ -120,9 +120,7 @@ fn to_convert(given: &str, recipe: &Recipe) -> Option<Failure> {
     if recipe.job() == JobKind::Command {
         return None;
     }
-    let path = Utf8Path::new(given);
-    let options = conversions::that_helps(path, recipe.model.cogvideox().layer)?;
-    let kind = weights::identify(path).ok()?.kind;
+    let (kind, options) = conversions::that_helps(Utf8Path::new(given), recipe.model.cogvideox().layer)?;
     Some(Failure::new(
         ErrorCode::NoCheckpoint,
         format!("cannot start from {given}"),

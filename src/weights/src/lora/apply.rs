@@ -74,10 +74,9 @@ impl LoraFile {
         });
         Some(match is_other {
             true => format!("{} was trained on other weights: {}", self.path, trained_on.path),
-            false => format!(
-                "{} was trained on {}; whether the weights are the same is not known",
-                self.path, trained_on.path
-            ),
+            false => {
+                format!("{} was trained on {}, which may have other weights than these", self.path, trained_on.path)
+            }
         })
     }
 

@@ -56,8 +56,8 @@ fn an_adapter_fits_the_weights_that_it_was_trained_on_and_conversions_that_chang
     let notes = [(&saved, &rounded), (&rounded, &same), (&later, &same)]
         .map(|(base, weights)| note(base, weights).unwrap().replace(folder.as_str(), ""));
     insta::assert_snapshot!(notes.join("\n"), @r"
-    LORA was trained on /runs/2026-11-20T0340-halves-k7f2/checkpoints/step-00000040; whether the weights are the same is not known
-    LORA was trained on /rounded; whether the weights are the same is not known
+    LORA was trained on /runs/2026-11-20T0340-halves-k7f2/checkpoints/step-00000040, which may have other weights than these
+    LORA was trained on /rounded, which may have other weights than these
     LORA was trained on other weights: /later
     ");
 }
