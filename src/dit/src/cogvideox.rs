@@ -239,3 +239,8 @@ impl Network<CogVideoX> {
 fn slots(model: &Model, unit: FsdpUnit) -> Slots {
     Slots::of(&unit_specs(model, unit), unit)
 }
+
+/// Returns the frames, rows and columns of a patch.
+fn patch(model: &Model) -> [i64; 3] {
+    [model.patch_size_t, model.patch_size, model.patch_size].map(|size| size as i64)
+}

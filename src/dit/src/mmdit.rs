@@ -13,7 +13,6 @@ pub mod conditions;
 pub mod embed;
 pub mod flow;
 pub mod head;
-pub mod patches;
 pub mod positions;
 pub mod sampler;
 
@@ -138,4 +137,9 @@ impl Family for Mmdit {
     fn head(&self, grid: &Grid, root: &UnitParams, tokens: &Tokens) -> Tensor {
         self.head.forward(grid, root, &tokens.streams[0], &tokens.shared[0])
     }
+}
+
+/// Returns the frames, rows and columns of a patch.
+fn patch(sizes: &Sizes) -> [i64; 3] {
+    [1, sizes.patch_size as i64, sizes.patch_size as i64]
 }

@@ -10,13 +10,12 @@ use camino::{Utf8Path, Utf8PathBuf};
 use dit::block::ActivationCheckpointing;
 use dit::family::Inputs;
 use dit::mixers::Kept;
-use dit::mmdit::patches::{packed, unpacked};
 use dit::mmdit::{GIVEN, GUIDANCE, Mmdit, POOLED};
 use dit::network::Network;
 use recipe::families::mmdit::{Layout, Mmdit as Sizes, file_tensor, param_specs};
 use std::collections::BTreeSet;
 use support::device::{device, there};
-use support::mmdit::{Parameters, assert_same_grads, below, from_file, sizes, sizes_of, to_file};
+use support::mmdit::{Parameters, assert_same_grads, below, from_file, packed, sizes, sizes_of, to_file, unpacked};
 use support::{Tensors, load, metadata, oracle, relative};
 use tch::{Kind, Tensor};
 

@@ -9,7 +9,7 @@ use camino::{Utf8Path, Utf8PathBuf};
 use dit::block::ActivationCheckpointing;
 use dit::cogvideox::block::Block;
 use dit::cogvideox::ttt::Ttt;
-use dit::cogvideox::{Grid, Scan, embed, positions};
+use dit::cogvideox::{Grid, Scan, positions};
 use dit::diffusion::NoiseSchedule;
 use dit::family;
 use dit::mixers::{Kept, Mixers};
@@ -17,6 +17,7 @@ use dit::network::{Network, Units};
 use dit::parallel::Alone;
 use dit::params::{SlotGrad, UnitParams, unit_specs};
 use dit::sampler::{Guidance, Prediction, Sampler, Stepped};
+use dit::waves::sinusoid;
 use kernels::OnGpu;
 use kernels::ttt::{Blocks, Inputs, Settings, scan};
 use recipe::{FsdpUnit, Layer, Loss, LrAlignment, Model, Positions};
@@ -404,7 +405,7 @@ fn diffusion_table(name: &str) -> Option<Tensor> {
         let mut words = rest.split('_');
         let width = words.next()?.parse().ok()?;
         let timesteps = words.map(|word| word.trim_start_matches('t').parse().ok()).collect::<Option<Vec<i64>>>()?;
-        return Some(embed::sinusoid(&Tensor::from_slice(&timesteps), width));
+        return Some(sinusoid(&Tensor::from_slice(&timesteps), width));
     }
     let (steps, what) = name.strip_prefix("sample")?.split_once('_')?;
     let steps: usize = steps.parse().ok()?;

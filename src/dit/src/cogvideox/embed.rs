@@ -3,9 +3,11 @@
 use super::Grid;
 use crate::family::{Inputs, Tokens};
 use crate::params::UnitParams;
+use crate::patches::packed;
+use crate::waves::sinusoid;
 use kernels::linear::linear;
 use recipe::{FsdpUnit, Model};
-use tch::{Kind, Tensor};
+use tch::Tensor;
 
 /// The offset of the first image in CogVideoX 1.5 image-to-video, the same in training and sampling.
 pub const OFS: f64 = 2.0;
@@ -13,8 +15,8 @@ pub const OFS: f64 = 2.0;
 /// Embeds patches, text and time.
 #[derive(Debug)]
 pub struct Embedder {
-    patch: i64,
-    patch_t: i64,
+    /// Frames, rows and columns of a patch.
+    patch: [i64; 3],
     dim: i64,
     video: usize,
     text: usize,
@@ -30,8 +32,7 @@ impl Embedder {
     pub fn new(model: &Model) -> Self {
         let slots = super::slots(model, FsdpUnit::Root);
         Embedder {
-            patch: model.patch_size as i64,
-            patch_t: model.patch_size_t as i64,
+            patch: super::patch(model),
             dim: model.dim() as i64,
             video: slots.affine("patch_embed.video"),
             text: slots.affine("patch_embed.text"),
@@ -48,15 +49,8 @@ impl Embedder {
     /// Embeds the inputs; builds a graph if the parameters or the latent require gradients.
     pub fn forward(&self, grid: &Grid, root: &UnitParams, inputs: &Inputs) -> Tokens {
         let joined = joined(inputs);
-        let latent = joined.size();
-        let (batch, frames) = (latent[0], latent[1] / self.patch_t);
         let video = root.affine(self.video);
-        // A strided convolution whose stride is its kernel, written as one matrix product over patches.
-        let (rows, columns) = (latent[3] / self.patch, latent[4] / self.patch);
-        let patches = joined
-            .view([batch, frames, self.patch_t, latent[2], rows, self.patch, columns, self.patch].as_slice())
-            .permute([0, 1, 4, 6, 3, 2, 5, 7].as_slice())
-            .reshape([batch, frames * rows * columns, latent[2] * self.patch_t * self.patch * self.patch]);
+        let patches = packed(&joined, self.patch);
         let video_tokens = linear(&patches, &video.weight.view([self.dim, -1]), Some(video.bias()));
         let mut x_bld = Tensor::cat(&[root.affine(self.text).linear(&inputs.text), video_tokens], 1);
         let learned = self.learned.filter(|_| grid.has_learned).map(|slot| root.tensor(slot));
@@ -84,14 +78,4 @@ fn joined(inputs: &Inputs) -> Tensor {
     }
     let parts: Vec<&Tensor> = std::iter::once(&inputs.latent).chain(inputs.conditions.iter().map(|(_, t)| t)).collect();
     Tensor::cat(&parts, 2)
-}
-
-/// Returns the sinusoidal embedding `[B, width]` of timesteps `[B]`, fp32, cosines first.
-///
-/// Source: reference `dit.py` and diffusers `Timesteps(flip_sin_to_cos=True, downscale_freq_shift=0)`.
-pub fn sinusoid(timestep: &Tensor, width: i64) -> Tensor {
-    let half = width / 2;
-    let exponent = Tensor::arange(half, (Kind::Float, timestep.device())) * (-10_000f64.ln()) / half as f64;
-    let angles = timestep.to_kind(Kind::Float).outer(&exponent.exp());
-    Tensor::cat(&[angles.cos(), angles.sin()], -1)
 }

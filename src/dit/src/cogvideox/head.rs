@@ -2,6 +2,7 @@
 
 use super::Grid;
 use crate::params::UnitParams;
+use crate::patches::{ChannelOrder, unpacked};
 use recipe::{FsdpUnit, Model};
 use tch::Tensor;
 
@@ -9,9 +10,7 @@ use tch::Tensor;
 #[derive(Debug)]
 pub struct Head {
     eps: f64,
-    patch: i64,
-    patch_t: i64,
-    channels: i64,
+    patch: [i64; 3],
     norm: usize,
     adaln_linear: usize,
     adaln_norm: usize,
@@ -24,9 +23,7 @@ impl Head {
         let slots = super::slots(model, FsdpUnit::Root);
         Head {
             eps: model.cogvideox().norm_eps,
-            patch: model.patch_size as i64,
-            patch_t: model.patch_size_t as i64,
-            channels: model.out_channels as i64,
+            patch: super::patch(model),
             norm: slots.affine("final.norm"),
             adaln_linear: slots.affine("final.adaln.linear"),
             adaln_norm: slots.affine("final.adaln.norm"),
@@ -42,11 +39,6 @@ impl Head {
         let normed = root.affine(self.adaln_norm).layer_norm(&normed, self.eps);
         let modulated = modulation[0].addcmul(&normed, &(&modulation[1] + 1.0));
         let patches = root.affine(self.proj).linear(&modulated);
-        let (p, pt, batch) = (self.patch, self.patch_t, x_bld.size()[0]);
-        let [frames, rows, columns] = grid.video;
-        patches
-            .view([batch, frames, rows, columns, self.channels, pt, p, p].as_slice())
-            .permute([0, 1, 5, 4, 2, 6, 3, 7])
-            .reshape([batch, frames * pt, self.channels, rows * p, columns * p])
+        unpacked(&patches, grid.video, self.patch, ChannelOrder::ChannelsFirst)
     }
 }

@@ -1,5 +1,6 @@
 //! Position embeddings: rotary tables and the sine-cosine embedding of the 2B model.
 
+use crate::waves::angles;
 use recipe::{Model, Rotary};
 use tch::{Device, Kind, Tensor};
 
@@ -10,21 +11,8 @@ const THETA: f64 = 10_000.0;
 /// The `F` channels of a head are split F/4 for time, 3F/8 for the row and 3F/8 for the column, and rotated in adjacent pairs.
 /// Source: CogVideoX's 3-D rotary embedding (diffusers `get_3d_rotary_pos_embed`).
 pub fn rotary(model: &Model) -> Tensor {
-    let positions = rotary_positions(model);
-    let [frames, rows, columns] = [0, 1, 2].map(|axis| positions[axis].len() as i64);
     let head = model.head_dim as i64;
-    let axis = |positions: &[f64], width: i64| {
-        let exponent = Tensor::arange_start_step(0, width, 2, (Kind::Double, Device::Cpu)) / width as f64;
-        let frequency = (exponent * -THETA.ln()).exp();
-        Tensor::from_slice(positions).outer(&frequency)
-    };
-    let [t, h, w] = [(0, head / 4), (1, head / 8 * 3), (2, head / 8 * 3)].map(|(i, width)| axis(&positions[i], width));
-    let spread = |angles: &Tensor, shape: [i64; 3]| {
-        let width = angles.size()[1];
-        angles.view([shape[0], shape[1], shape[2], width]).expand([frames, rows, columns, width], false)
-    };
-    let angles = Tensor::cat(&[spread(&t, [frames, 1, 1]), spread(&h, [1, rows, 1]), spread(&w, [1, 1, columns])], -1)
-        .reshape([frames * rows * columns, head / 2]);
+    let angles = angles(&rotary_positions(model), [head / 4, head / 8 * 3, head / 8 * 3], THETA);
     rotary_from(&angles.cos(), &angles.sin(), model.text_tokens() as i64)
 }
 

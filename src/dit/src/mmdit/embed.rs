@@ -1,9 +1,10 @@
 //! The input embedding: latent, given frames, text, timestep, pooled text and guidance become tokens and one vector of a sample.
 
-use super::{GIVEN, GUIDANCE, POOLED, patches::packed};
-use crate::cogvideox::embed::sinusoid;
+use super::{GIVEN, GUIDANCE, POOLED};
 use crate::family::{Inputs, Tokens};
 use crate::params::{Slots, UnitParams};
+use crate::patches::packed;
+use crate::waves::sinusoid;
 use recipe::families::mmdit::Mmdit as Sizes;
 use tch::{Kind, Tensor};
 
@@ -13,7 +14,7 @@ const WAVE_UNIT: f64 = 1000.0;
 /// Embeds the inputs of the network.
 #[derive(Debug)]
 pub struct Embedder {
-    patch: i64,
+    patch: [i64; 3],
     video: usize,
     given: Option<usize>,
     text: usize,
@@ -27,7 +28,7 @@ impl Embedder {
     pub fn new(sizes: &Sizes, root: &Slots) -> Self {
         let pair = |name: &str| ["linear1", "linear2"].map(|layer| root.affine(&format!("{name}.{layer}")));
         Embedder {
-            patch: sizes.patch_size as i64,
+            patch: super::patch(sizes),
             video: root.affine("patch_embed.video"),
             given: sizes.condition.then(|| root.affine("patch_embed.condition")),
             text: root.affine("patch_embed.text"),

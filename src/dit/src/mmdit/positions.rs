@@ -1,31 +1,18 @@
 //! The rotary factors of text and video, and the order of a joined stream's tokens with TP.
 
+use crate::waves::{angles, factors, indices};
 use recipe::Shape;
 use recipe::families::mmdit::Mmdit as Sizes;
 use tch::{Device, Kind, Tensor};
 
 /// Returns the rotary factors of all tokens as complex numbers, `[L, F/2]`, text first. Text is not rotated.
 ///
-/// Each axis rotates its own pairs of channels: a pair `j` of `n` channels turns by `position · theta^(-2j / n)`.
-///
 /// Source: Open-Sora `opensora/models/mmdit/layers.py`, `EmbedND`.
 pub fn rotary(sizes: &Sizes, shape: Shape) -> Tensor {
     let grid = sizes.grid(shape).map(|len| len as i64);
-    let angles: Vec<Tensor> = (0..3)
-        .map(|axis| {
-            let channels = sizes.axes[axis] as i64;
-            let exponent = Tensor::arange_start_step(0, channels, 2, (Kind::Double, Device::Cpu)) / channels as f64;
-            let frequencies = (exponent * -sizes.theta.ln()).exp();
-            let angles = Tensor::arange(grid[axis], (Kind::Double, Device::Cpu)).outer(&frequencies);
-            let mut place = [1, 1, 1, channels / 2];
-            place[axis] = grid[axis];
-            angles.view(place).expand([grid[0], grid[1], grid[2], channels / 2], false)
-        })
-        .collect();
-    let video = Tensor::cat(&angles, -1).flatten(0, 2);
+    let video = angles(&indices(grid), sizes.axes.map(|channels| channels as i64), sizes.theta);
     let text = Tensor::zeros([sizes.text_tokens as i64, video.size()[1]], (Kind::Double, Device::Cpu));
-    let angles = Tensor::cat(&[text, video], 0);
-    Tensor::complex(&angles.cos().to_kind(Kind::Float), &angles.sin().to_kind(Kind::Float))
+    factors(&Tensor::cat(&[text, video], 0))
 }
 
 /// The tokens of a joined stream that a TP group has gathered: for each rank its text, then its video. A rank's part of a stream may end in

@@ -1,9 +1,10 @@
 //! The embedding: latents, texts, timesteps and frame rates become tokens and modulations.
 
 use super::{FPS, FRAME_MASK, Grid, HEIGHT, NO_TEXT, TEXT_MASK, WIDTH, positions};
-use crate::cogvideox::embed::sinusoid;
 use crate::family::{Inputs, Tokens};
 use crate::params::{Slots, UnitParams};
+use crate::patches::packed;
+use crate::waves::sinusoid;
 use kernels::linear::linear;
 use recipe::families::stdit3::{MODULATIONS, Stdit3};
 use tch::{Kind, Tensor};
@@ -80,8 +81,7 @@ impl Embedder {
         Tokens { streams: vec![x_bld], shared }
     }
 
-    /// Embeds the patches of latents `[B, T, C, height, width]`, which zeros complete at the end: a convolution whose stride is its
-    /// kernel, written as a matrix product.
+    /// Embeds the patches of latents `[B, T, C, height, width]`, which zeros complete at the end.
     fn patches(&self, grid: &Grid, root: &UnitParams, latent: &Tensor) -> Tensor {
         let ([frames, rows, columns], [depth, height, width]) = (grid.tokens, self.patch);
         let missing = |tokens: i64, patch: i64, len: i64| tokens * patch - len;
@@ -96,13 +96,8 @@ impl Embedder {
         } else {
             latent.constant_pad_nd(padding.into_iter().flat_map(|after| [0, after]).collect::<Vec<_>>())
         };
-        let (batch, channels) = (latent.size()[0], latent.size()[2]);
-        let patches = padded
-            .reshape([batch, frames, depth, channels, rows, height, columns, width].as_slice())
-            .permute([0, 1, 4, 6, 3, 2, 5, 7].as_slice())
-            .reshape([batch, grid.len(), channels * depth * height * width]);
         let layer = root.affine(self.latent);
-        linear(&patches, &layer.weight.view([self.dim, -1]), Some(layer.bias()))
+        linear(&packed(&padded, self.patch), &layer.weight.view([self.dim, -1]), Some(layer.bias()))
     }
 
     /// Embeds a number of each sample, `[B]`, with two layers: `[B, D]`.

@@ -3,6 +3,7 @@
 use super::{EPS, Grid, shared};
 use crate::family::Tokens;
 use crate::params::{Slots, UnitParams};
+use crate::patches::{ChannelOrder, unpacked};
 use recipe::families::stdit3::Stdit3;
 use tch::Tensor;
 
@@ -10,7 +11,6 @@ use tch::Tensor;
 #[derive(Debug)]
 pub(super) struct Head {
     patch: [i64; 3],
-    channels: i64,
     table: usize,
     proj: usize,
 }
@@ -20,7 +20,6 @@ impl Head {
     pub fn new(model: &Stdit3, slots: &Slots) -> Self {
         Head {
             patch: model.patch.map(|side| side as i64),
-            channels: model.out_channels() as i64,
             table: slots.find("final.table").expect("the parameter table has the final modulation"),
             proj: slots.affine("final.proj"),
         }
@@ -43,11 +42,7 @@ impl Head {
             z_bld = z_bld.where_self(noised, &modulated(&z_bld, 1));
         }
         let patches = root.affine(self.proj).linear(&z_bld);
-        let ([frames, rows, columns], [depth, height, width]) = (grid.tokens, self.patch);
-        let whole = patches
-            .view([x_bld.size()[0], frames, rows, columns, depth, height, width, self.channels].as_slice())
-            .permute([0, 1, 4, 7, 2, 5, 3, 6].as_slice())
-            .reshape([x_bld.size()[0], frames * depth, self.channels, rows * height, columns * width]);
+        let whole = unpacked(&patches, grid.tokens, self.patch, ChannelOrder::ChannelsLast);
         let [frames, rows, columns] = grid.latent;
         whole.narrow(1, 0, frames).narrow(3, 0, rows).narrow(4, 0, columns)
     }

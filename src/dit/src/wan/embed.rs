@@ -1,9 +1,10 @@
 //! Wan's input embedding: latents, time, text and images.
 
 use super::{FIRST_FRAME, Grid, IMAGE_EMBEDS};
-use crate::cogvideox::embed::sinusoid;
 use crate::family::{Inputs, Tokens};
 use crate::params::{Slots, UnitParams};
+use crate::patches::packed;
+use crate::waves::sinusoid;
 use kernels::linear::linear;
 use recipe::families::wan::WanModel;
 use tch::{Kind, Tensor};
@@ -65,7 +66,7 @@ impl Embedder {
     /// # Panics
     /// The model attends to embeddings of images, and `inputs` has none.
     pub fn forward(&self, grid: &Grid, root: &UnitParams, inputs: &Inputs) -> Tokens {
-        let patches = self.patches(grid, &self.joined(inputs));
+        let patches = packed(&self.joined(inputs), self.patch_size);
         let patch = root.affine(self.patch);
         let tokens = linear(&patches, &patch.weight.view([self.dim, -1]), Some(patch.bias()));
 
@@ -96,18 +97,6 @@ impl Embedder {
             context.push(root.affine(slots.norm2).layer_norm(&embedded, IMAGE_EPS));
         }
         Tokens { streams: vec![tokens], shared: vec![time, modulation, Tensor::cat(&context, 1)] }
-    }
-
-    /// Returns the patches of a latent, `[B, L, channels · patch]`, with the channel slowest. A strided convolution whose stride is its kernel
-    /// is one matrix product over these.
-    fn patches(&self, grid: &Grid, latent: &Tensor) -> Tensor {
-        let [pt, ph, pw] = self.patch_size;
-        let [frames, rows, columns] = grid.video;
-        let (batch, channels) = (latent.size()[0], latent.size()[2]);
-        latent
-            .view([batch, frames, pt, channels, rows, ph, columns, pw].as_slice())
-            .permute([0, 1, 4, 6, 3, 2, 5, 7].as_slice())
-            .reshape([batch, grid.tokens(), channels * pt * ph * pw])
     }
 
     /// Returns the rows of text that the model was trained with. Shorter texts are followed by zero rows, which tokens attend to as well. Longer

@@ -4,6 +4,7 @@ use super::Grid;
 use super::modulation::modulated_norm;
 use crate::parallel::Alone;
 use crate::params::{Slots, UnitParams};
+use crate::patches::{ChannelOrder, unpacked};
 use recipe::families::wan::WanModel;
 use tch::{Kind, Tensor};
 
@@ -12,7 +13,6 @@ use tch::{Kind, Tensor};
 pub struct Head {
     eps: f64,
     patch_size: [i64; 3],
-    channels: i64,
     modulation: usize,
     proj: usize,
 }
@@ -23,7 +23,6 @@ impl Head {
         Head {
             eps: model.eps,
             patch_size: model.patch_size.map(|size| size as i64),
-            channels: model.out_channels as i64,
             modulation: slots.find("final.modulation").expect("the parameter table names the modulation"),
             proj: slots.affine("final.proj"),
         }
@@ -36,10 +35,6 @@ impl Head {
         let [shift, scale] = [0, 1].map(|i| &table[i] + time);
         let normed = modulated_norm(x_bld, grid.tokens(), [&shift, &scale], self.eps, &Alone);
         let patches = root.affine(self.proj).linear(&normed.to_kind(x_bld.kind()));
-        let ([pt, ph, pw], [frames, rows, columns]) = (self.patch_size, grid.video);
-        patches
-            .view([-1, frames, rows, columns, pt, ph, pw, self.channels].as_slice())
-            .permute([0, 1, 4, 7, 2, 5, 3, 6].as_slice())
-            .reshape([-1, frames * pt, self.channels, rows * ph, columns * pw])
+        unpacked(&patches, grid.video, self.patch_size, ChannelOrder::ChannelsLast)
     }
 }

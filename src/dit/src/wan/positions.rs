@@ -1,6 +1,7 @@
 //! Wan's rotary positions: plain indices of frames, rows and columns.
 
-use tch::{Device, Kind, Tensor};
+use crate::waves::{angles, factors, indices};
+use tch::Tensor;
 
 const THETA: f64 = 10_000.0;
 
@@ -10,22 +11,7 @@ const THETA: f64 = 10_000.0;
 /// are computed in f64.
 ///
 /// Source: the original `rope_params` and `rope_apply`.
-pub fn rotary(head_dim: i64, [frames, rows, columns]: [i64; 3]) -> Tensor {
+pub fn rotary(head_dim: i64, grid: [i64; 3]) -> Tensor {
     let side = head_dim / 6 * 2;
-    let axis = |count: i64, width: i64, shape: [i64; 3]| {
-        let exponent = Tensor::arange_start_step(0, width, 2, (Kind::Double, Device::Cpu)) / width as f64;
-        let angles = Tensor::arange(count, (Kind::Double, Device::Cpu)).outer(&(exponent * -THETA.ln()).exp());
-        let [t, h, w] = shape;
-        angles.view([t, h, w, width / 2]).expand([frames, rows, columns, width / 2], false)
-    };
-    let angles = Tensor::cat(
-        &[
-            axis(frames, head_dim - 2 * side, [frames, 1, 1]),
-            axis(rows, side, [1, rows, 1]),
-            axis(columns, side, [1, 1, columns]),
-        ],
-        -1,
-    )
-    .reshape([frames * rows * columns, head_dim / 2]);
-    Tensor::complex(&angles.cos().to_kind(Kind::Float), &angles.sin().to_kind(Kind::Float))
+    factors(&angles(&indices(grid), [head_dim - 2 * side, side, side], THETA))
 }

@@ -7,6 +7,7 @@ use camino::Utf8Path;
 use dit::network::Units;
 use dit::parallel::{Alone, TensorParallel};
 use dit::params::{SlotGrad, UnitParams};
+use dit::patches::{self, ChannelOrder};
 use recipe::families::FileTensor;
 use recipe::families::mmdit::{Layout, Mmdit, file_tensor, param_specs};
 use recipe::{FsdpUnit, ParamSpec};
@@ -141,6 +142,16 @@ impl Units for Parameters<'_> {
     fn tensor_parallel(&self) -> &dyn TensorParallel {
         self.tp
     }
+}
+
+/// Returns the tokens of a latent whose patches are squares of one frame.
+pub fn packed(latent: &Tensor, side: i64) -> Tensor {
+    patches::packed(latent, [1, side, side])
+}
+
+/// Returns the latent of tokens that are squares of one frame.
+pub fn unpacked(tokens: &Tensor, grid: [i64; 3], side: i64) -> Tensor {
+    patches::unpacked(tokens, grid, [1, side, side], ChannelOrder::ChannelsFirst)
 }
 
 /// Returns the tensors of a recorded file whose names begin with `prefix`, without it.
