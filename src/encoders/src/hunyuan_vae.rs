@@ -2,7 +2,7 @@
 
 mod config;
 
-use crate::batch::{check_shape, each};
+use crate::batch::each;
 use crate::causal::Memory;
 use crate::kl::{Decoder, Encoder};
 use crate::latent::LatentScale;
@@ -13,6 +13,7 @@ use camino::Utf8Path;
 pub use config::HunyuanVaeConfig;
 use failure::Failure;
 use tch::{Device, Kind, TchError, Tensor, no_grad};
+use weights::{check_latent, check_video};
 
 /// Hunyuan's VAE with its parameters.
 ///
@@ -84,7 +85,7 @@ impl HunyuanVae {
     /// # Errors
     /// The shape does not fit; or libtorch failed, with [`failure::ErrorCode::OutOfMemory`] if memory is short.
     pub fn encode(&self, video: &Tensor) -> Result<LatentDistribution, Failure> {
-        check_shape("cannot encode a video", video, self.config.in_channels)?;
+        check_video(&video.size(), self.config.in_channels, 1)?;
         let compute = |tile: &Tensor| self.sample(tile, |frames, memory| self.encoder.forward(frames, memory));
         let moments = no_grad(|| {
             each(video, |sample| self.tiling.compute(sample, PIXELS, self.latent_unit(), &compute))
@@ -98,7 +99,7 @@ impl HunyuanVae {
     /// # Errors
     /// As [`HunyuanVae::encode`].
     pub fn decode(&self, latent: &Tensor) -> Result<Tensor, Failure> {
-        check_shape("cannot decode a latent", latent, self.config.latent_channels)?;
+        check_latent(&latent.size(), self.config.latent_channels)?;
         let compute = |tile: &Tensor| self.sample(tile, |latent, memory| self.decoder.forward(latent, memory));
         no_grad(|| each(latent, |sample| self.tiling.compute(sample, self.latent_unit(), PIXELS, &compute)))
             .map_err(|e| failed(&format!("cannot decode a latent of shape {:?}", latent.size()), e))

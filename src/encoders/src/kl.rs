@@ -3,8 +3,8 @@
 //! Hunyuan's VAE is this network with convolutions over frames; the VAE of pictures in Open-Sora 1.2 is this network for each frame.
 
 use crate::causal::{Border, Conv, Memory, Onto, Walk, copy, enlarge, step};
-use crate::files::Table;
 use crate::params::Params;
+use crate::table::Table;
 use crate::vae::norm::Norm;
 use failure::Failure;
 use tch::{TchError, Tensor};

@@ -17,7 +17,6 @@
 mod batch;
 mod causal;
 mod clip;
-mod files;
 mod hunyuan_vae;
 mod kl;
 mod latent;
@@ -25,6 +24,7 @@ mod memory;
 mod opensora_vae;
 mod params;
 mod t5;
+mod table;
 mod tiling;
 mod umt5;
 mod vae;

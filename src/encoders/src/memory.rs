@@ -54,10 +54,6 @@ fn peak(levels: &[Level], element: u64) -> u64 {
     most + levels.iter().map(|level| level.kept(element)).sum::<u64>()
 }
 
-fn bytes(table: &[Parameter], element: u64) -> u64 {
-    table.iter().map(|parameter| parameter.shape.iter().product::<usize>() as u64).sum::<u64>() * element
-}
-
 /// Returns the rows and columns of the largest tile.
 fn tile([height, width]: [usize; 2], tiling: &VideoTiling) -> [usize; 2] {
     match tiling.space.filter(|[rows, columns]| height > rows.size || width > columns.size) {
@@ -98,7 +94,7 @@ pub fn hunyuan_vae_memory(
     let latent = 2 * config.latent_channels * config.latent_frames(frames) * height * width
         / config.spatial_compression_ratio.pow(2);
     Peak {
-        weights: bytes(&config.parameters(), element),
+        weights: Parameter::bytes_of_all(&config.parameters(), element),
         work: peak(&encoder, element).max(peak(&decoder, element)) + ends(pixels, latent, tiled, element),
     }
 }
@@ -131,7 +127,10 @@ pub fn wan_vae_memory(
     let pixels = frames * height * width * config.in_channels.max(config.out_channels) / config.patch().pow(2);
     let latent = 2 * config.z_dim * config.latent_frames(frames) * height * width / config.spatial_factor().pow(2);
     let tiled = [rows, columns] != [height, width];
-    Peak { weights: bytes(&config.parameters(), element), work: work + ends(pixels, latent, tiled, element) }
+    Peak {
+        weights: Parameter::bytes_of_all(&config.parameters(), element),
+        work: work + ends(pixels, latent, tiled, element),
+    }
 }
 
 /// Returns the peak memory of encoding or decoding one video with the VAE of Open-Sora 1.2, whichever needs more; the arguments are
@@ -161,5 +160,8 @@ pub fn opensora_vae_memory(
     let work = peak(&pictures, element).max(peak(&levels.collect::<Vec<_>>(), element));
     let latent = frames * pixels * (picture.latent_channels + 2 * temporal.embed_dim);
     let video = frames * height * width * picture.in_channels.max(picture.out_channels);
-    Peak { weights: bytes(&config.parameters(picture), element), work: work + ends(video, latent, false, element) }
+    Peak {
+        weights: Parameter::bytes_of_all(&config.parameters(picture), element),
+        work: work + ends(video, latent, false, element),
+    }
 }

@@ -3,7 +3,7 @@
 mod config;
 mod temporal;
 
-use crate::batch::{check_shape, each};
+use crate::batch::each;
 use crate::causal::Memory;
 use crate::kl::{Decoder, Encoder};
 use crate::latent::LatentScale;
@@ -14,6 +14,7 @@ pub use config::{OpenSoraVaeConfig, PictureVaeConfig, TemporalConfig};
 use failure::{ErrorCode, Failure};
 use tch::{Device, Kind, TchError, Tensor, no_grad};
 use temporal::{Temporal, TemporalForm};
+use weights::{check_latent, check_video};
 
 /// The factor between the latents of pictures and the input of the VAE over frames, whatever the configuration of the VAE over
 /// pictures has as its `scaling_factor`.
@@ -58,7 +59,8 @@ impl OpenSoraVae {
         &self.config
     }
 
-    /// Sets the number of frames that are encoded at a time, each piece by itself; `None` for all.
+    /// Sets the number of frames that are encoded at a time, each piece by itself; `None` for all. The identity does not change:
+    /// callers that cache latents must record the number.
     pub fn pieces_of(&mut self, frames: Option<usize>) {
         self.config.micro_frame_size = frames;
     }
@@ -79,7 +81,8 @@ impl OpenSoraVae {
     /// # Errors
     /// A shape does not fit; or libtorch failed, with [`ErrorCode::OutOfMemory`] if memory is short.
     pub fn encode(&self, video: &Tensor, noise: Option<&Tensor>) -> Result<LatentDistribution, Failure> {
-        check_shape("cannot encode a video", video, self.picture.in_channels)?;
+        check_video(&video.size(), self.picture.in_channels, 1)?;
+        self.check_latents(&video.size(), noise)?;
         let factor = self.config.vae_temporal.time_factor();
         let moments = no_grad(|| {
             let mut samples = Vec::new();
@@ -105,17 +108,35 @@ impl OpenSoraVae {
         moments.map_err(|e| failed(&format!("cannot encode a video of shape {:?}", video.size()), e))
     }
 
+    /// Checks that the latents of a video's pictures have a pixel, and that the noise has their shape.
+    fn check_latents(&self, video: &[i64], noise: Option<&Tensor>) -> Result<(), Failure> {
+        let halved = self.picture.block_out_channels.len() - 1;
+        let latent = [video[0], self.picture.latent_channels as i64, video[2], video[3] >> halved, video[4] >> halved];
+        let (why, fix) = match noise.map(Tensor::size) {
+            _ if latent.contains(&0) => {
+                let least = 1 << halved;
+                (format!("a latent pixel has {least} x {least} pixels"), "use a larger height and width")
+            }
+            Some(shape) if shape != latent => {
+                (format!("the noise has shape {shape:?}, expected {latent:?}"), "give noise for every frame")
+            }
+            _ => return Ok(()),
+        };
+        let what = format!("cannot encode a video of shape {video:?}");
+        Err(Failure::new(ErrorCode::InvalidArgument, what, why, fix))
+    }
+
     /// Decodes latents `[B, C, T, h, w]`, unscaled, to videos of `frames` frames `[B, C, F, H, W]`, values about -1…1, not clamped.
     ///
     /// # Errors
     /// The shape does not fit, videos of so many frames have another number of latent frames, or libtorch failed, as in
     /// [`OpenSoraVae::encode`].
     pub fn decode(&self, latent: &Tensor, frames: usize) -> Result<Tensor, Failure> {
-        let what = "cannot decode a latent";
-        check_shape(what, latent, self.config.vae_temporal.embed_dim)?;
+        check_latent(&latent.size(), self.config.vae_temporal.embed_dim)?;
         let (wanted, found) = (self.config.latent_frames(frames), latent.size()[2]);
         if wanted as i64 != found {
             let why = format!("{frames} frames have {wanted} latent frames, and the latent has {found}");
+            let what = format!("cannot decode a latent of shape {:?}", latent.size());
             return Err(Failure::new(ErrorCode::TensorMismatch, what, why, "give the number of frames of the video"));
         }
         no_grad(|| each(latent, |sample_cthw| self.decode_sample(sample_cthw, frames)))

@@ -1,6 +1,5 @@
 //! The encoders of T5 v1.1 and umT5.
 
-use crate::files;
 use crate::params::{Params, check_kind, failed, kind_of};
 use crate::umt5;
 use camino::Utf8Path;
@@ -8,6 +7,7 @@ use failure::{ErrorCode, Failure};
 use kernels::linear::f_linear;
 use tch::{Device, Kind, Tensor, no_grad};
 use torch_error::TorchError;
+use weights::encoder_config::ConfigFile;
 use weights::{Rows, T5Config};
 
 /// The table of embeddings.
@@ -55,7 +55,9 @@ impl T5Encoder {
     /// The folder holds another model; weights are missing or have other shapes; out of memory.
     pub fn open(folder: &Utf8Path, kind: Kind, device: Device) -> Result<Self, Failure> {
         check_kind(kind, folder.as_str())?;
-        let (config, files) = if is_umt5(folder) { umt5::open(folder)? } else { T5Config::open(folder)? };
+        let file = ConfigFile::read(folder, T5Config::FOLDER)?;
+        let is_umt5 = file.json["model_type"] == umt5::MODEL_TYPE;
+        let (config, files) = if is_umt5 { umt5::open(&file)? } else { T5Config::open_with(&file)? };
         let mut params = Params::new(files.reader(), kind, device);
         params.hash(EMBEDDING)?;
         let embedding = files.rows(EMBEDDING)?;
@@ -228,11 +230,6 @@ impl T5Encoder {
 /// Returns hidden states `[N, L, D]` with zeros for the tokens whose `mask` `[N, L]` is 0, as Wan's network attends to them.
 pub fn without_padding(states_nld: &Tensor, mask: &Tensor) -> Tensor {
     states_nld.masked_fill(&mask.to_device(states_nld.device()).eq(0).unsqueeze(-1), 0.0)
-}
-
-/// Returns whether the configuration of a folder is that of umT5. A missing or damaged one is reported later.
-fn is_umt5(folder: &Utf8Path) -> bool {
-    files::read_config(folder, umt5::FOLDER).is_ok_and(|config| config["model_type"] == umt5::MODEL_TYPE)
 }
 
 /// Returns the bucket of a distance between two positions, key minus query: exact up to a quarter of the buckets in each

@@ -5,13 +5,14 @@ pub mod norm;
 pub mod stage;
 pub mod tiles;
 
+use crate::batch::each;
 use crate::params::{Params, check_kind, failed};
 use blocks::{Decoder, Encoder};
 use camino::Utf8Path;
 use failure::Failure;
 use stage::Cache;
 use tch::{Device, Kind, TchError, Tensor, no_grad};
-use weights::{TileSize, Tiles, VaeConfig};
+use weights::{TileSize, Tiles, VaeConfig, check_latent, check_video};
 
 /// Log-variances outside of this range are clamped, as diffusers does.
 const LOGVAR: (f64, f64) = (-30.0, 20.0);
@@ -111,14 +112,14 @@ impl Vae {
     /// # Errors
     /// The shape does not fit; or libtorch failed, with [`failure::ErrorCode::OutOfMemory`] if memory is short.
     pub fn encode(&self, video: &Tensor) -> Result<LatentDistribution, Failure> {
-        self.config.check_video(&video.size())?;
-        let tiles = |height, width| self.tiling.as_ref().and_then(|t| t.encode(&self.config, height, width));
-        let moments = no_grad(|| {
-            self.each(video, tiles, |tile_cfhw| {
-                let windows = self.config.encode_windows(tile_cfhw.size()[1] as usize);
-                self.windows(tile_cfhw, &windows, |frames, cache, more| self.encoder.forward(frames, cache, more))
-            })
-        });
+        check_video(&video.size(), self.config.in_channels, self.config.spatial_factor())?;
+        let [height, width] = [3, 4].map(|axis| video.size()[axis] as usize);
+        let tiles = self.tiling.and_then(|tiling| tiling.encode(&self.config, height, width));
+        let compute = |tile_cfhw: &Tensor| {
+            let windows = self.config.encode_windows(tile_cfhw.size()[1] as usize);
+            self.windows(tile_cfhw, &windows, |frames, cache, more| self.encoder.forward(frames, cache, more))
+        };
+        let moments = no_grad(|| each(video, |sample_cfhw| whole_or_tiled(sample_cfhw, tiles.as_ref(), &compute)));
         moments
             .and_then(|moments| LatentDistribution::of_moments(&moments))
             .map_err(|e| failed(&format!("cannot encode a video of shape {:?}", video.size()), e))
@@ -129,38 +130,15 @@ impl Vae {
     /// # Errors
     /// As [`Vae::encode`].
     pub fn decode(&self, latent: &Tensor) -> Result<Tensor, Failure> {
-        self.config.check_latent(&latent.size())?;
-        let tiles = |height, width| self.tiling.as_ref().and_then(|t| t.decode(&self.config, height, width));
-        let video = no_grad(|| {
-            self.each(latent, tiles, |tile_cthw| {
-                let windows = self.config.decode_windows(tile_cthw.size()[1] as usize);
-                self.windows(tile_cthw, &windows, |latents, cache, more| self.decoder.forward(latents, cache, more))
-            })
-        });
+        check_latent(&latent.size(), self.config.latent_channels)?;
+        let [height, width] = [3, 4].map(|axis| latent.size()[axis] as usize);
+        let tiles = self.tiling.and_then(|tiling| tiling.decode(&self.config, height, width));
+        let compute = |tile_cthw: &Tensor| {
+            let windows = self.config.decode_windows(tile_cthw.size()[1] as usize);
+            self.windows(tile_cthw, &windows, |latents, cache, more| self.decoder.forward(latents, cache, more))
+        };
+        let video = no_grad(|| each(latent, |sample_cthw| whole_or_tiled(sample_cthw, tiles.as_ref(), &compute)));
         video.map_err(|e| failed(&format!("cannot decode a latent of shape {:?}", latent.size()), e))
-    }
-
-    /// Computes each sample of a batch, whole or in tiles.
-    fn each(
-        &self,
-        batch: &Tensor,
-        tiles: impl Fn(usize, usize) -> Option<Tiles>,
-        compute: impl Fn(&Tensor) -> Result<Tensor, TchError>,
-    ) -> Result<Tensor, TchError> {
-        let shape = batch.size();
-        let mut results = Vec::new();
-        for sample in 0..shape[0] {
-            let sample_cthw = batch.f_select(0, sample)?;
-            let result = match tiles(shape[3] as usize, shape[4] as usize) {
-                Some(tiles) => tiles::compute(&sample_cthw, &tiles, &compute)?,
-                None => compute(&sample_cthw)?,
-            };
-            results.push(result.f_unsqueeze(0)?);
-        }
-        match results.len() {
-            1 => Ok(results.remove(0)),
-            _ => Tensor::f_cat(&results, 0),
-        }
     }
 
     /// Computes a sample `[C, T, H, W]` window by window.
@@ -186,6 +164,18 @@ impl Vae {
         };
         drop(results);
         joined_thwc.f_permute([3, 0, 1, 2])?.f_contiguous()
+    }
+}
+
+/// Computes a sample `[C, T, H, W]`, in tiles if there are tiles.
+fn whole_or_tiled(
+    sample_cthw: &Tensor,
+    tiles: Option<&Tiles>,
+    compute: &impl Fn(&Tensor) -> Result<Tensor, TchError>,
+) -> Result<Tensor, TchError> {
+    match tiles {
+        Some(tiles) => tiles::compute(sample_cthw, tiles, compute),
+        None => compute(sample_cthw),
     }
 }
 

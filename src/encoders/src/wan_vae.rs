@@ -3,7 +3,7 @@
 mod blocks;
 mod config;
 
-use crate::batch::{check_shape, each};
+use crate::batch::each;
 use crate::causal::Memory;
 use crate::latent::LatentScale;
 use crate::params::{Params, check_kind, failed};
@@ -14,6 +14,7 @@ use camino::Utf8Path;
 pub use config::{LevelPlan, WanVaeConfig};
 use failure::{ErrorCode, Failure};
 use tch::{Device, Kind, TchError, Tensor, no_grad};
+use weights::{check_latent, check_video};
 
 /// Wan's VAE with its parameters.
 ///
@@ -85,11 +86,7 @@ impl WanVae {
     /// # Errors
     /// The shape does not fit; or libtorch failed, with [`ErrorCode::OutOfMemory`] if memory is short.
     pub fn encode(&self, video: &Tensor) -> Result<LatentDistribution, Failure> {
-        let what = || format!("cannot encode a video of shape {:?}", video.size());
-        self.config.check_video(&video.size()).map_err(|why| {
-            let fix = format!("use a height and a width that are multiples of {}", self.config.spatial_factor());
-            Failure::new(ErrorCode::InvalidArgument, what(), why, fix)
-        })?;
+        check_video(&video.size(), self.config.video_channels(), self.config.spatial_factor())?;
         let window = self.config.temporal_factor() as i64;
         let compute = |tile_cfhw: &Tensor| {
             let frames = self.config.frames(self.config.latent_frames(tile_cfhw.size()[1] as usize)) as i64;
@@ -101,7 +98,7 @@ impl WanVae {
             each(video, |sample| self.tiling.compute(sample, PIXELS, self.latent_unit(), &compute))
                 .and_then(|moments| LatentDistribution::of_moments(&moments))
         });
-        moments.map_err(|e| failed(&what(), e))
+        moments.map_err(|e| failed(&format!("cannot encode a video of shape {:?}", video.size()), e))
     }
 
     /// Decodes latents `[B, C, T, h, w]`, unscaled, to videos `[B, C, F, H, W]`, values clamped to -1…1 as Wan does.
@@ -109,7 +106,7 @@ impl WanVae {
     /// # Errors
     /// As [`WanVae::encode`].
     pub fn decode(&self, latent: &Tensor) -> Result<Tensor, Failure> {
-        check_shape("cannot decode a latent", latent, self.config.z_dim)?;
+        check_latent(&latent.size(), self.config.z_dim)?;
         let compute = |tile_cthw: &Tensor| {
             self.windows(tile_cthw, tile_cthw.size()[1], 1, |latent, memory| {
                 self.unpacked(&self.decoder.forward(latent, memory)?)

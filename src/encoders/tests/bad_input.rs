@@ -3,7 +3,7 @@
 mod support;
 
 use camino::Utf8Path;
-use encoders::{T5Encoder, TileSize, Vae};
+use encoders::{T5Encoder, TileSize, Vae, WanVae};
 use failure::ErrorCode;
 use tch::{Device, Kind, Tensor};
 
@@ -37,4 +37,15 @@ fn ids_of_another_tokenizer_are_refused() {
         assert_eq!(t5.encode(&ids).unwrap_err().code, ErrorCode::TensorMismatch);
     }
     assert_eq!(t5.encode(&zeros(&[1, 3])).unwrap_err().code, ErrorCode::InvalidArgument);
+}
+
+#[test]
+fn a_configuration_that_is_not_an_object_is_refused() {
+    let keep = tempfile::tempdir().unwrap();
+    let folder = Utf8Path::from_path(keep.path()).unwrap();
+    for text in ["[]", "null", "\"text\""] {
+        std::fs::write(folder.join("config.json"), text).unwrap();
+        let failure = WanVae::open(folder, Kind::Float, Device::Cpu).unwrap_err();
+        assert_eq!(failure.code, ErrorCode::Malformed, "{text}");
+    }
 }

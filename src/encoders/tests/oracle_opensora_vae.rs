@@ -15,14 +15,17 @@ use failure::ErrorCode;
 use support::{header, load, near};
 use tch::{Device, Kind, Tensor};
 
+fn picture(folder: &Utf8Path) -> PictureVaeConfig {
+    PictureVaeConfig::read(&folder.join("pixart_sigma_sdxlvae/vae")).unwrap()
+}
+
 fn folders() -> Vec<Utf8PathBuf> {
     let has = |folder: &Utf8Path| folder.file_name() == Some("vae_v12") && folder.join("config.json").is_file();
     oracle::entries("opensora_encoders", "vae_v12/", has)
 }
 
 fn open(folder: &Utf8Path, kind: Kind) -> OpenSoraVae {
-    let picture = PictureVaeConfig::read(&folder.join("pixart_sigma_sdxlvae/vae")).unwrap();
-    OpenSoraVae::open(folder, picture, kind, device()).unwrap_or_else(|failure| panic!("{failure}"))
+    OpenSoraVae::open(folder, picture(folder), kind, device()).unwrap_or_else(|failure| panic!("{failure}"))
 }
 
 fn follow(folder: &Utf8Path, kind: Kind) {
@@ -79,5 +82,36 @@ fn latents_of_another_number_of_frames_are_refused() {
         }
         let other = OpenSoraVae::open(&folder, PictureVaeConfig::default(), Kind::Float, Device::Cpu);
         assert_eq!(other.unwrap_err().code, ErrorCode::TensorMismatch, "the pictures' VAE has other sizes");
+    }
+}
+
+#[test]
+fn videos_and_noise_of_other_shapes_are_refused() {
+    for folder in folders() {
+        let vae = open(&folder, Kind::Float);
+        let zeros = |shape: &[i64]| Tensor::zeros(shape, (Kind::Float, Device::Cpu));
+        let video = zeros(&[1, 3, 2, 16, 16]);
+        assert!(vae.encode(&video, Some(&zeros(&[1, 4, 2, 2, 2]))).is_ok());
+        for shape in [&[1, 4, 1, 2, 2][..], &[2, 4, 2, 2, 2], &[1, 4, 2, 2, 3], &[4, 2, 2, 2]] {
+            assert_eq!(
+                vae.encode(&video, Some(&zeros(shape))).unwrap_err().code,
+                ErrorCode::InvalidArgument,
+                "{shape:?}"
+            );
+        }
+        for shape in [&[1, 3, 1, 7, 16], &[1, 3, 1, 16, 1]] {
+            assert_eq!(vae.encode(&zeros(shape), None).unwrap_err().code, ErrorCode::InvalidArgument, "{shape:?}");
+        }
+    }
+}
+
+#[test]
+fn the_identity_depends_on_the_vae_over_pictures() {
+    for folder in folders() {
+        let one = open(&folder, Kind::Float);
+        let mut other = picture(&folder);
+        other.norm_num_groups /= 2;
+        let other = OpenSoraVae::open(&folder, other, Kind::Float, device()).unwrap();
+        assert_ne!(one.identity(), other.identity());
     }
 }

@@ -1,14 +1,16 @@
 //! The files of a VAE and a text encoder: their configurations, tables of parameters, and tensors. Does not need libtorch.
 
+pub mod config;
 mod memory;
+mod shapes;
 mod t5;
 mod tiling;
 mod vae;
 
-use crate::config::read_text;
 use crate::tensor_spans::{Files, StoredTensor, Tensors};
 use crate::{Dtype, Error, shards};
 use camino::{Utf8Path, Utf8PathBuf};
+use config::CONFIG_FILE;
 use rundir::{ErrorCode, Failure, open_regular};
 use serde_json::Value;
 use std::collections::{BTreeMap, HashMap};
@@ -17,12 +19,11 @@ use std::os::unix::fs::FileExt;
 use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
 pub use memory::{Peak, t5_memory, vae_memory};
+pub use shapes::{check_latent, check_video};
 pub use t5::T5Config;
 pub use tiling::{TileSize, TileSpan, Tiles};
 pub use vae::{VaeConfig, Window, windows};
 
-/// The configuration file of each part of a diffusers pipeline.
-const CONFIG_FILE: &str = "config.json";
 /// Keys of a `config.json` that have no effect on the results.
 const WITHOUT_EFFECT: [&str; 5] = ["torch_dtype", "dtype", "transformers_version", "architectures", "use_cache"];
 
@@ -42,6 +43,11 @@ impl Parameter {
     /// Makes a parameter.
     pub fn new(name: impl Into<String>, shape: impl Into<Vec<usize>>) -> Self {
         Self { name: name.into(), shape: shape.into() }
+    }
+
+    /// Returns the bytes of all parameters of a table; `element` is the number of bytes of an element.
+    pub fn bytes_of_all(table: &[Self], element: u64) -> u64 {
+        table.iter().map(|parameter| parameter.shape.iter().product::<usize>() as u64).sum::<u64>() * element
     }
 }
 
@@ -267,34 +273,6 @@ fn effective(config: &Value) -> String {
     let kept: BTreeMap<&String, &Value> =
         keys.filter(|(key, _)| !key.starts_with('_') && !WITHOUT_EFFECT.contains(&key.as_str())).collect();
     serde_json::to_string(&kept).expect("a JSON value is JSON")
-}
-
-/// Reads `config.json` of a folder as text.
-///
-/// # Errors
-/// The folder or the file is missing; `wanted` names the folder to give instead.
-fn config_text(folder: &Utf8Path, wanted: &str) -> Result<(Utf8PathBuf, String), Failure> {
-    let path = folder.join(CONFIG_FILE);
-    if !path.is_file() {
-        let why = if folder.is_dir() { "it has no config.json" } else { "the folder does not exist" };
-        let fix = format!("give {wanted}; the folder of a whole model has it inside");
-        return Err(Failure::new(ErrorCode::NotFound, format!("cannot use {folder}"), why, fix));
-    }
-    let text = read_text(&path)?;
-    Ok((path, text))
-}
-
-/// Parses a configuration.
-fn parse<C: serde::de::DeserializeOwned>(path: &Utf8Path, text: &str) -> Result<C, Failure> {
-    serde_json::from_str(text).map_err(|e| {
-        let fix = "copy it again from where the weights came";
-        Failure::new(ErrorCode::Malformed, format!("cannot use {path}"), e.to_string(), fix)
-    })
-}
-
-/// Makes the failure of a configuration that is not supported.
-fn unsupported(path: &Utf8Path, why: String, fix: &str) -> Failure {
-    Failure::new(ErrorCode::UnsupportedModel, format!("cannot use {path}"), why, fix)
 }
 
 #[cfg(test)]

@@ -46,9 +46,10 @@ pub use compare::{Changed, Difference, compare};
 pub use config::{Config, ModelFamily, PublishedModel, model_from_diffusers, model_to_diffusers};
 pub use convert::{ConvertPlan, ConvertRequest, Converted, Form, plan_conversion};
 pub use dtype::Dtype;
+pub use encoder::config as encoder_config;
 pub use encoder::{
     EncoderFiles, EncoderReader, Parameter, Peak, Rows, T5Config, TileSize, TileSpan, Tiles, VaeConfig, Window,
-    t5_memory, vae_memory, windows,
+    check_latent, check_video, t5_memory, vae_memory, windows,
 };
 pub use finite::{NotFinite, count as count_not_finite};
 pub use flight_record::{RecordedCollective, read_flight_record};

@@ -1,9 +1,10 @@
 //! The text encoder of CLIP: its configuration and its table of parameters.
 
-use crate::files::{Table, check_sizes, parse, read_config, unsupported};
+use crate::table::Table;
 use camino::Utf8Path;
 use failure::Failure;
 use serde::Deserialize;
+use weights::encoder_config::{ConfigFile, MOST, MOST_LAYERS, check_range};
 use weights::{EncoderFiles, Parameter};
 
 const FOLDER: &str = "the folder of CLIP-L, such as openai/clip-vit-large-patch14";
@@ -41,6 +42,12 @@ pub struct ClipConfig {
     eos_token_id: i64,
 }
 
+/// The configuration of a whole CLIP.
+#[derive(Deserialize)]
+struct WholeConfig {
+    text_config: ClipConfig,
+}
+
 impl Default for ClipConfig {
     fn default() -> Self {
         Self {
@@ -64,18 +71,14 @@ impl ClipConfig {
     /// # Errors
     /// The folder holds another model or a form that is not supported, or weights are missing or have other shapes.
     pub fn open(folder: &Utf8Path) -> Result<(Self, EncoderFiles), Failure> {
-        let json = read_config(folder, FOLDER)?;
-        let kind = json["model_type"].as_str().unwrap_or_default();
-        let own = match kind {
-            ALONE => &json,
-            WHOLE => &json["text_config"],
-            other => {
-                let why = format!("it configures a {other} model, expected {ALONE} or {WHOLE}");
-                return Err(unsupported(folder, why, FOLDER));
-            }
+        let file = ConfigFile::read(folder, FOLDER)?;
+        let unsupported = |why| file.unsupported(why, &format!("give {FOLDER}"));
+        let (own, config): (_, Self) = match file.json["model_type"].as_str().unwrap_or_default() {
+            ALONE => (&file.json, file.parse()?),
+            WHOLE => (&file.json["text_config"], file.parse::<WholeConfig>()?.text_config),
+            other => return Err(unsupported(format!("it configures a {other} model, expected {ALONE} or {WHOLE}"))),
         };
-        let config: Self = parse(folder, own)?;
-        config.check().map_err(|why| unsupported(folder, why, FOLDER))?;
+        config.check().map_err(unsupported)?;
         let alias = |name: &str| Some(format!("{PREFIX}{name}"));
         let files = EncoderFiles::open(folder, own, &config.parameters(), alias, &UNUSED)?;
         Ok((config, files))
@@ -85,14 +88,15 @@ impl ClipConfig {
         if self.hidden_act != "quick_gelu" {
             return Err(format!("hidden_act is {}, expected quick_gelu", self.hidden_act));
         }
-        check_sizes(&[
+        let sizes = [
             ("vocab_size", self.vocab_size),
             ("hidden_size", self.hidden_size),
             ("intermediate_size", self.intermediate_size),
-            ("num_hidden_layers", self.num_hidden_layers),
             ("num_attention_heads", self.num_attention_heads),
             ("max_position_embeddings", self.max_position_embeddings),
-        ])?;
+        ];
+        check_range(MOST, &sizes)?;
+        check_range(MOST_LAYERS, &[("num_hidden_layers", self.num_hidden_layers)])?;
         let (width, heads) = (self.hidden_size, self.num_attention_heads);
         match width % heads {
             0 => Ok(()),

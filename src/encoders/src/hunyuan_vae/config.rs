@@ -1,13 +1,14 @@
 //! `AutoencoderKLHunyuanVideo`: its configuration and its table of parameters.
 
 use crate::causal::Border;
-use crate::files::{Table, check_sizes, parse, read_config, unsupported};
 use crate::kl::{Form, Resample};
 use crate::latent::LatentScale;
+use crate::table::Table;
 use camino::Utf8Path;
 use failure::Failure;
 use serde::Deserialize;
 use serde_json::Value;
+use weights::encoder_config::{ConfigFile, MOST, MOST_LAYERS, check_class, check_range};
 use weights::{EncoderFiles, Parameter};
 
 const CLASS: &str = "AutoencoderKLHunyuanVideo";
@@ -37,7 +38,7 @@ pub struct HunyuanVaeConfig {
 impl Default for HunyuanVaeConfig {
     fn default() -> Self {
         Self {
-            class_name: CLASS.into(),
+            class_name: String::new(),
             in_channels: 3,
             out_channels: 3,
             latent_channels: 16,
@@ -62,29 +63,28 @@ impl HunyuanVaeConfig {
         let (json, config) = if path.is_file() {
             (Value::Null, Self::default())
         } else {
-            let json = read_config(path, FOLDER)?;
-            let config: Self = parse(path, &json)?;
-            (json, config)
+            let file = ConfigFile::read(path, FOLDER)?;
+            let config: Self = file.parse()?;
+            config.check().map_err(|why| file.unsupported(why, &format!("give {FOLDER}")))?;
+            (file.json, config)
         };
-        config.check().map_err(|why| unsupported(path, why, FOLDER))?;
         let files = EncoderFiles::open(path, &json, &config.parameters(), |_| None, &[])?;
         Ok((config, files))
     }
 
     fn check(&self) -> Result<(), String> {
-        if self.class_name != CLASS {
-            return Err(format!("it configures a {}, expected {CLASS}", self.class_name));
-        }
+        check_class("_class_name", &self.class_name, CLASS)?;
         if !["silu", "swish"].contains(&self.act_fn.as_str()) || !self.mid_block_add_attention {
             return Err("only silu and attention in the middle are supported".into());
         }
-        check_sizes(&[
+        let sizes = [
             ("in_channels", self.in_channels),
             ("out_channels", self.out_channels),
             ("latent_channels", self.latent_channels),
-            ("layers_per_block", self.layers_per_block),
             ("norm_num_groups", self.norm_num_groups),
-        ])?;
+        ];
+        check_range(MOST, &sizes)?;
+        check_range(MOST_LAYERS, &[("layers_per_block", self.layers_per_block)])?;
         let (widths, groups) = (&self.block_out_channels, self.norm_num_groups);
         if let Some(width) = widths.iter().find(|&&width| width == 0 || width % groups != 0 || width > 65536) {
             return Err(format!("block_out_channels has {width}, not a multiple of norm_num_groups = {groups}"));
@@ -167,6 +167,13 @@ impl HunyuanVaeConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_configuration_without_a_class_is_refused() {
+        let config: HunyuanVaeConfig = serde_json::from_str("{}").unwrap();
+        assert!(config.check().is_err());
+        assert!(HunyuanVaeConfig { class_name: CLASS.into(), ..config }.check().is_ok());
+    }
 
     #[test]
     fn the_table_has_the_names_and_shapes_of_the_released_model() {

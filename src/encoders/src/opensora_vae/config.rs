@@ -2,16 +2,20 @@
 
 use super::temporal::TemporalForm;
 use crate::causal::Border;
-use crate::files::{Table, check_sizes, parse, read_config, unsupported};
 use crate::kl::{Form, Resample};
 use crate::latent::LatentScale;
+use crate::table::Table;
 use camino::Utf8Path;
 use failure::Failure;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use weights::encoder_config::{ConfigFile, MOST, MOST_LAYERS, MOST_MULTIPLIER, check_class, check_range};
 use weights::{EncoderFiles, Parameter};
 
 const FOLDER: &str = "a folder such as hpcai-tech/OpenSora-VAE-v1.2";
 const KIND: &str = "VideoAutoencoderPipeline";
+/// The start of the type of the VAE over frames.
+const TEMPORAL_KIND: &str = "VAE_Temporal";
 
 /// The configuration of Open-Sora 1.2's VAE. Missing keys have the values of the released model.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -45,7 +49,7 @@ pub struct TemporalConfig {
 
 /// The sizes of the VAE over pictures. Its weights are in the same file, but its configuration is in the repository that the
 /// configuration names.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(default)]
 #[allow(missing_docs, reason = "the names and meanings are those of diffusers")]
 pub struct PictureVaeConfig {
@@ -105,7 +109,7 @@ impl PictureVaeConfig {
     /// # Errors
     /// The file is missing or malformed.
     pub fn read(folder: &Utf8Path) -> Result<Self, Failure> {
-        parse(folder, &read_config(folder, "the vae/ folder of an AutoencoderKL")?)
+        ConfigFile::read(folder, "the vae/ folder of an AutoencoderKL")?.parse()
     }
 
     /// Returns the form of the network.
@@ -132,43 +136,57 @@ impl OpenSoraVaeConfig {
     /// # Errors
     /// The folder holds another model or a form that is not supported, or weights are missing or have other shapes.
     pub fn open(folder: &Utf8Path, picture: &PictureVaeConfig) -> Result<(Self, EncoderFiles), Failure> {
-        let json = read_config(folder, FOLDER)?;
-        let config: Self = parse(folder, &json)?;
-        config.check(picture).map_err(|why| unsupported(folder, why, FOLDER))?;
+        let mut file = ConfigFile::read(folder, FOLDER)?;
+        let config: Self = file.parse()?;
+        config.check(picture).map_err(|why| file.unsupported(why, &format!("give {FOLDER}")))?;
+        // The identity of the VAE also depends on the VAE over pictures.
+        file.json["picture"] = json!(picture);
         // The scale of latents is read from the configuration.
-        let file = folder.join("model.safetensors");
-        let files = EncoderFiles::open(&file, &json, &config.parameters(picture), |_| None, &["shift", "scale"])?;
+        let (weights, table) = (folder.join("model.safetensors"), config.parameters(picture));
+        let files = EncoderFiles::open(&weights, &file.json, &table, |_| None, &["shift", "scale"])?;
         Ok((config, files))
     }
 
     fn check(&self, picture: &PictureVaeConfig) -> Result<(), String> {
         let temporal = &self.vae_temporal;
-        if self.model_type != KIND || !temporal.kind.starts_with("VAE_Temporal") {
-            return Err(format!("it configures a {} with a {}, expected a {KIND}", self.model_type, temporal.kind));
+        check_class("model_type", &self.model_type, KIND)?;
+        if !temporal.kind.starts_with(TEMPORAL_KIND) {
+            return Err(format!("vae_temporal.type is {}, expected {TEMPORAL_KIND}", temporal.kind));
         }
-        check_sizes(&[
+        let sizes = [
             ("in_out_channels", temporal.in_out_channels),
             ("latent_embed_dim", temporal.latent_embed_dim),
             ("embed_dim", temporal.embed_dim),
             ("filters", temporal.filters),
-            ("num_res_blocks", temporal.num_res_blocks),
             ("num_groups", temporal.num_groups),
             ("micro_frame_size", self.micro_frame_size.unwrap_or(1)),
-            ("layers_per_block", picture.layers_per_block),
             ("norm_num_groups", picture.norm_num_groups),
             ("in_channels", picture.in_channels),
             ("out_channels", picture.out_channels),
-        ])?;
+        ];
+        check_range(MOST, &sizes)?;
+        let layers = [("num_res_blocks", temporal.num_res_blocks), ("layers_per_block", picture.layers_per_block)];
+        check_range(MOST_LAYERS, &layers)?;
         let (levels, changes) = (temporal.channel_multipliers.len(), temporal.temporal_downsample.len());
         if !(1..=8).contains(&levels) || changes + 1 != levels {
             return Err(format!("channel_multipliers has {levels} levels and temporal_downsample {changes}"));
         }
+        for &times in &temporal.channel_multipliers {
+            check_range(MOST_MULTIPLIER, &[("channel_multipliers", times)])?;
+        }
+        let levels = picture.block_out_channels.len();
+        if !(1..=8).contains(&levels) {
+            return Err(format!("block_out_channels has {levels} levels, expected 1 to 8"));
+        }
+        for &width in &picture.block_out_channels {
+            check_range(65536, &[("block_out_channels", width)])?;
+        }
         let widths = temporal.widths();
-        let uneven = |widths: &[usize], groups: usize| widths.iter().any(|width| *width == 0 || width % groups != 0);
+        let uneven = |widths: &[usize], groups: usize| widths.iter().any(|width| width % groups != 0);
         if uneven(&widths, temporal.num_groups) || uneven(&picture.block_out_channels, picture.norm_num_groups) {
             return Err("channels are not multiples of the number of groups".into());
         }
-        if picture.block_out_channels.is_empty() || picture.latent_channels != temporal.in_out_channels {
+        if picture.latent_channels != temporal.in_out_channels {
             return Err(format!(
                 "pictures have {} latent channels, and frames {}",
                 picture.latent_channels, temporal.in_out_channels
@@ -216,5 +234,30 @@ impl TemporalConfig {
     /// Returns the number of frames for each latent frame.
     pub fn time_factor(&self) -> usize {
         1 << self.temporal_downsample.iter().filter(|down| **down).count()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_that_products_cannot_hold_are_refused() {
+        let check = |change: &dyn Fn(&mut TemporalConfig, &mut PictureVaeConfig)| {
+            let mut config = OpenSoraVaeConfig { model_type: KIND.into(), ..OpenSoraVaeConfig::default() };
+            let mut picture = PictureVaeConfig::default();
+            change(&mut config.vae_temporal, &mut picture);
+            config.check(&picture)
+        };
+        assert_eq!(check(&|_, _| ()), Ok(()));
+        for hostile in [0, 65, usize::MAX] {
+            assert!(check(&|temporal, _| temporal.channel_multipliers[1] = hostile).is_err(), "{hostile}");
+        }
+        for hostile in [0, 1 << 17, usize::MAX] {
+            assert!(check(&|_, picture| picture.block_out_channels[1] = hostile).is_err(), "{hostile}");
+        }
+        assert!(check(&|_, picture| picture.block_out_channels = vec![32; 9]).is_err());
+        assert!(check(&|_, picture| picture.layers_per_block = 1025).is_err());
+        assert!(check(&|temporal, _| temporal.num_res_blocks = 1025).is_err());
     }
 }

@@ -2,8 +2,8 @@
 
 use super::config::TemporalConfig;
 use crate::causal::{Border, Conv, Memory, Onto, Walk, copy, step};
-use crate::files::Table;
 use crate::params::Params;
+use crate::table::Table;
 use crate::vae::norm::Norm;
 use failure::Failure;
 use tch::{TchError, Tensor};

@@ -323,7 +323,24 @@ fn repeated(x_thwc: &Tensor, output: i64, [in_time, in_space]: [usize; 2], first
     let all =
         x_thwc.f_unsqueeze(-1)?.f_expand([t, h, w, c, times], false)?.f_reshape([t, h, w, output, ft, fs * fs])?;
     let blocks = all.f_view(&[t, h, w, output, ft, fs, fs][..])?.f_permute([0, 4, 1, 5, 2, 6, 3])?;
-    let larger = blocks.f_reshape([t * ft, h * fs, w * fs, output])?;
+    // Blocks of one pixel would stay a view of `x_thwc`, which the caller overwrites.
+    let larger = blocks.f_detach_copy()?.f_view([t * ft, h * fs, w * fs, output])?;
     let dropped = if first { ft - 1 } else { 0 };
     larger.f_narrow(0, dropped, t * ft - dropped)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tch::Device;
+
+    #[test]
+    fn a_repeated_pixel_does_not_change_with_its_source() {
+        for (channels, factors) in [(16, [2, 2]), (1, [1, 1])] {
+            let mut x = Tensor::ones([1, 1, 1, channels], (Kind::Float, Device::Cpu));
+            let shortcut = repeated(&x, channels, factors, false).unwrap();
+            let _ = x.zero_();
+            assert_eq!(shortcut.sum(Kind::Float).double_value(&[]), shortcut.numel() as f64);
+        }
+    }
 }

@@ -1,10 +1,11 @@
 //! `AutoencoderKLWan`: its configuration and its table of parameters.
 
-use crate::files::{Table, check_sizes, parse, read_config, unsupported};
 use crate::latent::LatentScale;
+use crate::table::Table;
 use camino::Utf8Path;
 use failure::Failure;
 use serde::Deserialize;
+use weights::encoder_config::{ConfigFile, MOST, MOST_LAYERS, MOST_MULTIPLIER, check_class, check_range};
 use weights::{EncoderFiles, Parameter};
 
 const CLASS: &str = "AutoencoderKLWan";
@@ -94,32 +95,34 @@ impl WanVaeConfig {
     /// # Errors
     /// The folder holds another model or a form that is not supported, or weights are missing or have other shapes.
     pub fn open(folder: &Utf8Path) -> Result<(Self, EncoderFiles), Failure> {
-        let json = read_config(folder, FOLDER)?;
-        let config: Self = parse(folder, &json)?;
-        config.check().map_err(|why| unsupported(folder, why, FOLDER))?;
-        let files = EncoderFiles::open(folder, &json, &config.parameters(), |_| None, &[])?;
+        let file = ConfigFile::read(folder, FOLDER)?;
+        let config: Self = file.parse()?;
+        config.check().map_err(|why| file.unsupported(why, &format!("give {FOLDER}")))?;
+        let files = EncoderFiles::open(folder, &file.json, &config.parameters(), |_| None, &[])?;
         Ok((config, files))
     }
 
     fn check(&self) -> Result<(), String> {
-        if self.class_name != CLASS {
-            return Err(format!("it configures a {}, expected {CLASS}", self.class_name));
-        }
-        check_sizes(&[
+        check_class("_class_name", &self.class_name, CLASS)?;
+        let sizes = [
             ("base_dim", self.base_dim),
             ("decoder_base_dim", self.decoder_base_dim.unwrap_or(1)),
             ("z_dim", self.z_dim),
-            ("num_res_blocks", self.num_res_blocks),
             ("in_channels", self.in_channels),
             ("out_channels", self.out_channels),
             ("patch_size", self.patch_size.unwrap_or(1)),
-        ])?;
+        ];
+        check_range(MOST, &sizes)?;
+        check_range(MOST_LAYERS, &[("num_res_blocks", self.num_res_blocks)])?;
         if !self.attn_scales.is_empty() {
             return Err("attn_scales is not empty; released models have attention only in the middle".into());
         }
         let (levels, changes) = (self.dim_mult.len(), self.temporal_downsample.len());
-        if !(1..=8).contains(&levels) || changes + 1 != levels || self.dim_mult.contains(&0) {
+        if !(1..=8).contains(&levels) || changes + 1 != levels {
             return Err(format!("dim_mult has {levels} levels and temperal_downsample {changes}"));
+        }
+        for &times in &self.dim_mult {
+            check_range(MOST_MULTIPLIER, &[("dim_mult", times)])?;
         }
         if !self.in_channels.is_multiple_of(self.patch().pow(2))
             || !self.out_channels.is_multiple_of(self.patch().pow(2))
@@ -154,6 +157,11 @@ impl WanVaeConfig {
     /// Returns the number of rows and columns of pixels that are one pixel of the network.
     pub fn patch(&self) -> usize {
         self.patch_size.unwrap_or(1)
+    }
+
+    /// Returns the number of channels of a video to encode.
+    pub(super) fn video_channels(&self) -> usize {
+        self.in_channels / self.patch().pow(2)
     }
 
     /// Returns the number of pixels along one side of a latent pixel: 8, or 16 for 2.2.
@@ -241,23 +249,6 @@ impl WanVaeConfig {
         table.affine("decoder.conv_out", [self.out_channels, largest, 3, 3, 3]);
         table.0
     }
-
-    /// Checks the shape of a video `[B, C, F, H, W]` to encode.
-    ///
-    /// # Errors
-    /// The reason why it does not fit.
-    pub fn check_video(&self, shape: &[i64]) -> Result<(), String> {
-        let (channels, factor) = ((self.in_channels / self.patch().pow(2)) as i64, self.spatial_factor() as i64);
-        match *shape {
-            [batch, c, frames, height, width] if c == channels && batch.min(frames).min(height).min(width) > 0 => {
-                if height % factor == 0 && width % factor == 0 {
-                    return Ok(());
-                }
-                Err(format!("{height} x {width} pixels are not multiples of {factor}"))
-            }
-            _ => Err(format!("it has to be [B, {channels}, F, H, W] and not empty")),
-        }
-    }
 }
 
 fn resnet(table: &mut Table, name: &str, input: usize, output: usize) {
@@ -294,4 +285,25 @@ fn middle(table: &mut Table, name: &str, width: usize) {
     table.tensor(format!("{name}.attentions.0.norm.gamma"), [width, 1, 1]);
     table.affine(&format!("{name}.attentions.0.to_qkv"), [3 * width, width, 1, 1]);
     table.affine(&format!("{name}.attentions.0.proj"), [width, width, 1, 1]);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_that_products_cannot_hold_are_refused() {
+        let config = |change: &dyn Fn(&mut WanVaeConfig)| {
+            let mut config = WanVaeConfig { class_name: CLASS.into(), ..WanVaeConfig::default() };
+            change(&mut config);
+            config.check()
+        };
+        assert_eq!(config(&|_| ()), Ok(()));
+        assert!(config(&|config| config.class_name.clear()).is_err());
+        for hostile in [0, 65, usize::MAX] {
+            assert!(config(&|config| config.dim_mult[2] = hostile).is_err(), "{hostile}");
+        }
+        assert!(config(&|config| config.base_dim = usize::MAX).is_err());
+        assert!(config(&|config| config.num_res_blocks = 1025).is_err());
+    }
 }

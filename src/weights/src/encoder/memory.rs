@@ -62,7 +62,7 @@ pub fn vae_memory(
     // The video exists whole and as windows. If it is tiled, the tiles exist beside the tensor that they are joined to.
     let copies = if tile == [height, width] { 2 } else { 3 };
     Peak {
-        weights: bytes(&config.parameters(), element),
+        weights: Parameter::bytes_of_all(&config.parameters(), element),
         work: encode.max(decode) + (pixels + latent) * copies * element,
     }
 }
@@ -110,7 +110,7 @@ const TOKENS: usize = 1024;
 /// Returns the peak memory of encoding `texts` texts of `tokens` tokens at a time; `element` as for [`vae_memory`].
 pub fn t5_memory(config: &T5Config, texts: usize, tokens: usize, element: u64) -> Peak {
     // The table of embeddings stays in its file.
-    let weights = bytes(&config.parameters()[1..], element);
+    let weights = Parameter::bytes_of_all(&config.parameters()[1..], element);
     let (rows, dim) = ((texts * tokens) as u64, config.d_model as u64);
     let at_a_time = (TOKENS / tokens.max(1)).clamp(1, texts.max(1)) * tokens;
     let inner = (config.num_heads * config.d_kv) as u64;
@@ -122,8 +122,4 @@ pub fn t5_memory(config: &T5Config, texts: usize, tokens: usize, element: u64) -
     // The bias before and after its permutation, and the buckets of 8 bytes.
     let bias = (tokens * tokens) as u64 * (2 * config.num_heads as u64 * element + 16);
     Peak { weights, work: states + block + bias }
-}
-
-fn bytes(table: &[Parameter], element: u64) -> u64 {
-    table.iter().map(|parameter| parameter.shape.iter().product::<usize>() as u64).sum::<u64>() * element
 }

@@ -1,12 +1,10 @@
 //! The T5 v1.1 encoder: its configuration and its table of parameters.
 
-use super::{CONFIG_FILE, EncoderFiles, Parameter, config_text, parse, unsupported};
-use crate::config::read_json;
+use super::config::{ConfigFile, MOST, MOST_LAYERS, check_range};
+use super::{EncoderFiles, Parameter};
 use camino::Utf8Path;
 use rundir::Failure;
 use serde::Deserialize;
-
-const FOLDER: &str = "the text_encoder/ folder of a CogVideoX model";
 
 /// The configuration of a T5 encoder. Missing keys have the defaults of transformers.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -45,14 +43,21 @@ impl Default for T5Config {
 }
 
 impl T5Config {
+    /// The folder to give.
+    pub const FOLDER: &str = "the text_encoder/ folder of a CogVideoX model";
+
     /// Reads and checks the `config.json` of a `text_encoder/` folder.
     ///
     /// # Errors
     /// The file is missing or not valid, or describes another model or another version of T5.
     pub fn read(folder: &Utf8Path) -> Result<Self, Failure> {
-        let (path, text) = config_text(folder, FOLDER)?;
-        let config: Self = parse(&path, &text)?;
-        config.check().map_err(|why| unsupported(&path, why, &format!("give {FOLDER}, which is T5 v1.1")))?;
+        Self::of(&ConfigFile::read(folder, Self::FOLDER)?)
+    }
+
+    fn of(file: &ConfigFile) -> Result<Self, Failure> {
+        let config: Self = file.parse()?;
+        let fix = || format!("give {}, which is T5 v1.1", Self::FOLDER);
+        config.check().map_err(|why| file.unsupported(why, &fix()))?;
         Ok(config)
     }
 
@@ -61,11 +66,19 @@ impl T5Config {
     /// # Errors
     /// As [`T5Config::read`]; or weights are missing or have other shapes.
     pub fn open(folder: &Utf8Path) -> Result<(Self, EncoderFiles), Failure> {
-        let config = Self::read(folder)?;
+        Self::open_with(&ConfigFile::read(folder, Self::FOLDER)?)
+    }
+
+    /// Opens the folder of a configuration, as [`T5Config::open`].
+    ///
+    /// # Errors
+    /// As [`T5Config::open`].
+    pub fn open_with(file: &ConfigFile) -> Result<(Self, EncoderFiles), Failure> {
+        let config = Self::of(file)?;
         // The embedding can have two names, and the files of a whole T5 contain a decoder too.
         let alias = |name: &str| (name == "shared.weight").then(|| "encoder.embed_tokens.weight".to_owned());
-        let json = read_json(&folder.join(CONFIG_FILE))?;
-        let files = EncoderFiles::open(folder, &json, &config.parameters(), alias, &["decoder.", "lm_head."])?;
+        let ignored = ["decoder.", "lm_head."];
+        let files = EncoderFiles::open(file.folder(), &file.json, &config.parameters(), alias, &ignored)?;
         Ok((config, files))
     }
 
@@ -79,18 +92,23 @@ impl T5Config {
         if self.feed_forward_proj != "gated-gelu" {
             return Err(format!("feed_forward_proj is {}, expected gated-gelu", self.feed_forward_proj));
         }
-        for (key, value) in [
+        self.check_sizes()
+    }
+
+    /// Checks the numbers of T5 and umT5.
+    ///
+    /// # Errors
+    /// The first number that is not supported.
+    pub fn check_sizes(&self) -> Result<(), String> {
+        let sizes = [
             ("vocab_size", self.vocab_size),
             ("d_model", self.d_model),
             ("d_kv", self.d_kv),
             ("d_ff", self.d_ff),
-            ("num_layers", self.num_layers),
             ("num_heads", self.num_heads),
-        ] {
-            if !(1..=1 << 22).contains(&value) {
-                return Err(format!("{key} is {value}, expected 1 to {}", 1 << 22));
-            }
-        }
+        ];
+        check_range(MOST, &sizes)?;
+        check_range(MOST_LAYERS, &[("num_layers", self.num_layers)])?;
         let (buckets, distance) = (self.relative_attention_num_buckets, self.relative_attention_max_distance);
         if buckets < 4 || buckets % 4 != 0 || distance <= buckets / 4 {
             return Err(format!("relative_attention_num_buckets is {buckets} and ..._max_distance is {distance}"));

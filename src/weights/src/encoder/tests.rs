@@ -68,6 +68,7 @@ fn vae_configurations_that_are_not_supported_are_refused() {
         ("shift_factor", json!(0.1)),
         ("norm_num_groups", json!(4)),
         ("layers_per_block", json!(0)),
+        ("layers_per_block", json!(1025)),
         ("temporal_compression_ratio", json!(3)),
         ("temporal_compression_ratio", json!(8)),
         ("scaling_factor", json!(0.0)),
@@ -88,6 +89,7 @@ fn t5_configurations_that_are_not_supported_are_refused() {
         ("model_type", json!("umt5")),
         ("feed_forward_proj", json!("relu")),
         ("num_heads", json!(0)),
+        ("num_layers", json!(1025)),
         ("relative_attention_num_buckets", json!(3)),
     ] {
         let (code, why) = refused(&t5_folder(), read, key, value);

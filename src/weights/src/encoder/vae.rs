@@ -1,9 +1,9 @@
 //! The VAE of CogVideoX (`AutoencoderKLCogVideoX`): its configuration, its table of parameters, and its windows of frames.
 
-use super::{CONFIG_FILE, EncoderFiles, Parameter, config_text, parse, unsupported};
-use crate::config::read_json;
+use super::config::{ConfigFile, MOST_LAYERS, check_range};
+use super::{EncoderFiles, Parameter};
 use camino::Utf8Path;
-use rundir::{ErrorCode, Failure};
+use rundir::Failure;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -94,11 +94,14 @@ impl VaeConfig {
     /// # Errors
     /// The file is missing or not valid, or describes another model or a form that is not supported.
     pub fn read(folder: &Utf8Path) -> Result<Self, Failure> {
-        let (path, text) = config_text(folder, FOLDER)?;
-        let config: Self = parse(&path, &text)?;
+        Self::of(&ConfigFile::read(folder, FOLDER)?)
+    }
+
+    fn of(file: &ConfigFile) -> Result<Self, Failure> {
+        let config: Self = file.parse()?;
         config.check().map_err(|why| match config.class_name.as_str() {
-            CLASS => unsupported(&path, why, "use the VAE of a released CogVideoX model"),
-            _ => unsupported(&path, why, &format!("give {FOLDER}")),
+            CLASS => file.unsupported(why, "use the VAE of a released CogVideoX model"),
+            _ => file.unsupported(why, &format!("give {FOLDER}")),
         })?;
         Ok(config)
     }
@@ -108,9 +111,9 @@ impl VaeConfig {
     /// # Errors
     /// As [`VaeConfig::read`]; or weights are missing or have other shapes.
     pub fn open(folder: &Utf8Path) -> Result<(Self, EncoderFiles), Failure> {
-        let config = Self::read(folder)?;
-        let json = read_json(&folder.join(CONFIG_FILE))?;
-        let files = EncoderFiles::open(folder, &json, &config.parameters(), |_| None, &[])?;
+        let file = ConfigFile::read(folder, FOLDER)?;
+        let config = Self::of(&file)?;
+        let files = EncoderFiles::open(folder, &file.json, &config.parameters(), |_| None, &[])?;
         Ok((config, files))
     }
 
@@ -154,17 +157,14 @@ impl VaeConfig {
                 return Err(format!("{key} is {value}; only null is supported"));
             }
         }
-        for (key, value) in [
+        let sizes = [
             ("in_channels", self.in_channels),
             ("out_channels", self.out_channels),
             ("latent_channels", self.latent_channels),
-            ("layers_per_block", self.layers_per_block),
             ("norm_num_groups", self.norm_num_groups),
-        ] {
-            if !(1..=65536).contains(&value) {
-                return Err(format!("{key} is {value}, expected 1 to 65536"));
-            }
-        }
+        ];
+        check_range(65536, &sizes)?;
+        check_range(MOST_LAYERS, &[("layers_per_block", self.layers_per_block)])?;
         let groups = self.norm_num_groups;
         if let Some(width) =
             self.block_out_channels.iter().find(|&&width| width == 0 || width % groups != 0 || width > 65536)
@@ -260,51 +260,6 @@ impl VaeConfig {
         table.spatial_norm("decoder.norm_out", first, latent);
         table.conv3d("decoder.conv_out.conv", first, self.out_channels);
         table.0
-    }
-
-    /// Checks the shape of a video `[B, C, F, H, W]` to encode.
-    ///
-    /// # Errors
-    /// The video does not have the VAE's number of channels, does not have five dimensions, or is empty; or height or width is not a
-    /// multiple of [`VaeConfig::spatial_factor`].
-    pub fn check_video(&self, shape: &[i64]) -> Result<(), Failure> {
-        let what = || format!("cannot encode a video of shape {shape:?}");
-        let bad = |why: String, fix: &str| Err(Failure::new(ErrorCode::InvalidArgument, what(), why, fix));
-        let factor = self.spatial_factor() as i64;
-        match *shape {
-            [_, channels, ..] if shape.len() == 5 && channels != self.in_channels as i64 => {
-                bad(format!("it has {channels} channels, expected {}", self.in_channels), "give RGB")
-            }
-            [batch, _, frames, height, width] if batch.min(frames).min(height).min(width) < 1 => {
-                bad("it is empty".into(), "give at least one frame")
-            }
-            [_, _, _, height, width] if height % factor != 0 || width % factor != 0 => bad(
-                format!("{height} x {width} pixels are not multiples of {factor}"),
-                &format!("use a height and a width that are multiples of {factor}"),
-            ),
-            [_, _, _, _, _] => Ok(()),
-            _ => bad("it has to be [B, C, F, H, W]".into(), "give five dimensions"),
-        }
-    }
-
-    /// Checks the shape of a latent `[B, C, T, h, w]` to decode.
-    ///
-    /// # Errors
-    /// The latent does not have the VAE's number of channels, does not have five dimensions, or is empty.
-    pub fn check_latent(&self, shape: &[i64]) -> Result<(), Failure> {
-        let wanted = self.latent_channels as i64;
-        let why = match *shape {
-            [batch, channels, frames, height, width] if channels == wanted => {
-                if batch.min(frames).min(height).min(width) > 0 {
-                    return Ok(());
-                }
-                "it is empty".into()
-            }
-            [_, channels, _, _, _] => format!("it has {channels} channels, and the VAE has {wanted}"),
-            _ => "it has to be [B, C, T, h, w]".into(),
-        };
-        let fix = "use the VAE that belongs to the latents";
-        Err(Failure::new(ErrorCode::TensorMismatch, format!("cannot decode a latent of shape {shape:?}"), why, fix))
     }
 }
 
