@@ -102,6 +102,11 @@ pub fn describe(event: &Event) -> (String, Severity) {
         EventKind::NodeLost { node, failure } => {
             (sentence(&format!("node {node} is lost; the other nodes continue"), &failure.why), Severity::Bad)
         }
+        EventKind::ConnectionsRefused { port, count, from, why } => {
+            let last = from.as_ref().map_or(String::new(), |from| format!(", the last from {from}"));
+            let refused = units::counted(*count as usize, "connection");
+            (sentence(&format!("refused {refused} to port {port}{last}"), why), Severity::Warn)
+        }
         EventKind::SignalReceived { signal } => (format!("received {}", signal_name(*signal)), Severity::Plain),
         EventKind::Other { name, text } => (sentence(&name.replace('_', " "), text), Severity::Plain),
     }

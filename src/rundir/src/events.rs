@@ -240,6 +240,18 @@ pub enum EventKind {
         /// The signal's number.
         signal: i32,
     },
+    /// Programs that do not belong to the run connected to its supervisor, and were refused. It is recorded for the first connection, and
+    /// whenever there are ten times as many.
+    ConnectionsRefused {
+        /// The port of the supervisor.
+        port: u16,
+        /// The connections refused so far.
+        count: u64,
+        /// The address of the last one, if it is known.
+        from: Option<String>,
+        /// Why the last one was refused.
+        why: String,
+    },
     /// An event that this version cannot parse, kept as text.
     #[serde(untagged)]
     Other {
@@ -378,6 +390,12 @@ mod tests {
             EventKind::CheckpointStarted,
             EventKind::CheckpointSaved { path: "checkpoints/step-00000040".into(), bytes: 123, seconds: 0.5 },
             EventKind::CheckpointPruned { step: 20 },
+            EventKind::ConnectionsRefused {
+                port: 29501,
+                count: 10,
+                from: Some("10.0.0.9:41000".into()),
+                why: "it does not use this protocol".into(),
+            },
             EventKind::EvaluationStarted,
             EventKind::EvaluationEnded,
             EventKind::LossNotFinite,

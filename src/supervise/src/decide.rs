@@ -65,6 +65,8 @@ pub enum Event {
     Message { node: NodeId, connection: u64, message: Message },
     /// A connection ended.
     Disconnected { node: NodeId, connection: u64, how: Disconnect },
+    /// Connections that do not belong to this attempt were refused, `count` so far.
+    Refused { port: u16, count: u64, from: Option<String>, why: String },
     /// An attempt to connect to the first node's supervisor failed.
     DialFailed(String),
     /// The files of another node in the run's folder were read, as [`Action::Look`] requested.
@@ -209,6 +211,9 @@ pub fn decide(state: &mut State, at: Duration, event: Event) -> Vec<Action> {
             if state.is_command && !state.any_alive() {
                 actions.push(Action::EndOrphans);
             }
+        }
+        Event::Refused { port, count, from, why } => {
+            actions.push(Action::Record(EventKind::ConnectionsRefused { port, count, from, why }));
         }
         // The remaining events concern other nodes, or only the time.
         _ => {}

@@ -58,6 +58,8 @@ struct Connection {
 #[derive(Default)]
 struct Refused {
     count: u64,
+    /// The count at which the next event is sent.
+    next_event: u64,
     logged: Option<Instant>,
 }
 
@@ -168,6 +170,16 @@ impl PeerConnections {
         let mut shared = self.lock();
         let refused = &mut shared.refused;
         refused.count += 1;
+        // Few events, however many connections a port scanner makes.
+        if refused.count >= refused.next_event {
+            refused.next_event = refused.count.saturating_mul(10);
+            self.inner.events.send(Event::Refused {
+                port: self.inner.rendezvous.port,
+                count: refused.count,
+                from: from.map(|from| from.to_string()),
+                why: why.to_string(),
+            });
+        }
         if refused.logged.is_none_or(|logged| logged.elapsed() >= LOG_REFUSED) {
             refused.logged = Some(Instant::now());
             let (count, port) = (refused.count, self.inner.rendezvous.port);

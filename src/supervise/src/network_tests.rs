@@ -67,7 +67,7 @@ impl End {
 
     fn within(&self, time: Duration) -> Option<Event> {
         let until = self.inputs.elapsed() + time;
-        while self.inputs.elapsed() < until {
+        loop {
             if let Some((_, event)) = self.inputs.wait_for_one(until) {
                 // As the event loop does.
                 if let Event::Connected { node, connection } = &event {
@@ -75,14 +75,19 @@ impl End {
                 }
                 return Some(event);
             }
+            if self.inputs.elapsed() >= until {
+                return None;
+            }
         }
-        None
     }
 
     fn connection(&self) -> u64 {
-        match self.next() {
-            Event::Connected { connection, .. } => connection,
-            other => panic!("{other:?}"),
+        loop {
+            match self.next() {
+                Event::Connected { connection, .. } => return connection,
+                Event::Refused { .. } => {}
+                other => panic!("{other:?}"),
+            }
         }
     }
 
@@ -96,9 +101,13 @@ impl End {
         }
     }
 
-    fn until_refused(&self, count: u64) {
-        until(|| self.network.refused() >= count);
-        assert_eq!(self.within(Duration::ZERO), None, "a refused connection produces no event");
+    /// Waits until so many connections were refused. The first one, the tenth, the hundredth and so on are events.
+    fn until_refused(&self, wanted: u64) {
+        until(|| self.network.refused() >= wanted);
+        match self.within(Duration::ZERO) {
+            Some(Event::Refused { count, from, .. }) => assert!(from.is_some() && count <= wanted),
+            other => assert_eq!(other, None, "a refused connection produces no other event"),
+        }
     }
 }
 
