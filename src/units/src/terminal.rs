@@ -66,6 +66,63 @@ pub fn printable_json(document: &str) -> Cow<'_, str> {
     Cow::Owned(safe)
 }
 
+/// Text that may be written to a terminal: text from anywhere is escaped, and its sequences are those that this program writes.
+///
+/// What prints takes this type, so that the compiler finds text of a file, another program or another user that was not escaped.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Escaped(String);
+
+impl Escaped {
+    /// Escapes text as [`printable`].
+    pub fn text(text: &str) -> Self {
+        Self(printable(text).into_owned())
+    }
+
+    /// Escapes text as [`printable_line`].
+    pub fn line(text: &str) -> Self {
+        Self(printable_line(text).into_owned())
+    }
+
+    /// Escapes a document as [`printable_json`].
+    pub fn json(document: &str) -> Self {
+        Self(printable_json(document).into_owned())
+    }
+
+    /// Returns a line of a program's output as [`shown`].
+    pub fn shown(line: &str, colours: Colours) -> Self {
+        Self(shown(line, colours))
+    }
+
+    /// Makes text from the source of this program, which may contain control sequences.
+    pub fn own(text: &'static str) -> Self {
+        Self(text.to_owned())
+    }
+
+    /// Makes the sequence that selects colours by parameters (SGR, ECMA-48).
+    pub fn colours(parameters: &[u8]) -> Self {
+        let parameters: Vec<String> = parameters.iter().map(u8::to_string).collect();
+        Self(format!("\x1b[{}m", parameters.join(";")))
+    }
+
+    /// Returns the text with another one after it.
+    #[must_use]
+    pub fn and(mut self, next: &Self) -> Self {
+        self.0 += &next.0;
+        self
+    }
+
+    /// Returns the text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromIterator<Escaped> for Escaped {
+    fn from_iter<I: IntoIterator<Item = Escaped>>(parts: I) -> Self {
+        Self(parts.into_iter().map(|part| part.0).collect())
+    }
+}
+
 /// Returns a line that a program printed as a terminal shows it in the end: without control sequences and control characters, and
 /// without the text that a carriage return overwrites. Tabs remain.
 pub fn shown(line: &str, colours: Colours) -> String {
@@ -191,6 +248,21 @@ mod tests {
         assert_eq!(shown(" 10 %\r 20 %\r", Colours::Remove), " 20 %");
         assert_eq!(shown("torn \x1b[", Colours::Remove), "torn ");
         assert_eq!(shown("a\x1b[1长い", Colours::Remove), "a长い", "an aborted sequence hides nothing");
+    }
+
+    #[test]
+    fn only_sequences_of_this_program_remain_in_escaped_text() {
+        for text in SEQUENCES {
+            for escaped in [Escaped::text(text), Escaped::line(text), Escaped::json(text)] {
+                assert!(!escaped.as_str().contains(is_control), "{escaped:?}");
+            }
+            assert_eq!(Escaped::shown(text, Colours::Remove), Escaped::own("x"));
+        }
+        let parts = [Escaped::colours(&[38, 5, 9]), Escaped::text("\u{1b}c"), Escaped::own("\x1b[0m")];
+        assert_eq!(
+            parts.into_iter().collect::<Escaped>().and(&Escaped::own("\n")).as_str(),
+            "\x1b[38;5;9m\\u{1b}c\x1b[0m\n"
+        );
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use crate::output::{self, note};
 use rundir::Failure;
 use std::process::ExitCode;
-use units::terminal::printable_json;
+use units::terminal::Escaped;
 
 /// The error of a command.
 #[derive(Debug)]
@@ -42,7 +42,7 @@ impl CommandError {
             ErrorFormat::Text => note!("{}", self.failure),
             ErrorFormat::Json => {
                 let error = serde_json::json!({ "error": self.failure }).to_string();
-                output::progress(&format!("{}\n", printable_json(&error)));
+                output::progress(&Escaped::json(&error).and(&Escaped::own("\n")));
             }
         }
         ExitCode::from(self.exit as u8)

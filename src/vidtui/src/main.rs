@@ -18,6 +18,7 @@ mod documents;
 mod effects;
 mod file_stamp;
 mod git_commit;
+mod html;
 mod inbox;
 mod last_screen;
 mod listings;

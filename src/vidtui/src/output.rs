@@ -1,23 +1,23 @@
 //! Everything that commands print: text, JSON and tables to standard output, notes to standard error.
 //!
-//! Names, captions, logs and errors come from files that others wrote. Nothing that is printed here controls the terminal; only
-//! [`styled`] and [`progress`] write sequences of this program. A closed pipe is not an error: the process exits with 0.
+//! Names, captions, logs and errors come from files that others wrote. Nothing that is printed here controls the terminal but the sequences
+//! of this program in [`Escaped`] text. Lints forbid other ways to print. A closed pipe is not an error: the process exits with 0.
 
 use crate::command_error::CommandError;
 use rundir::{ErrorCode, Failure};
 use serde::Serialize;
 use std::borrow::Cow;
 use std::io::{self, Write};
-use units::terminal::{printable, printable_json, printable_line};
+use units::terminal::{Escaped, printable_line};
 
 /// Prints text. Characters that control a terminal are escaped.
 pub fn text(text: &str) -> Result<(), CommandError> {
-    styled(&printable(text))
+    styled(&Escaped::text(text))
 }
 
-/// Prints text as it is, with sequences of this program. Text from files must have been escaped.
-pub fn styled(text: &str) -> Result<(), CommandError> {
-    written(io::stdout().write_all(text.as_bytes()).and_then(|()| io::stdout().flush()))
+/// Prints text as it is.
+pub fn styled(text: &Escaped) -> Result<(), CommandError> {
+    written(io::stdout().write_all(text.as_str().as_bytes()).and_then(|()| io::stdout().flush()))
 }
 
 /// Prints one line.
@@ -28,18 +28,19 @@ pub fn line(line: &str) -> Result<(), CommandError> {
 /// Prints one JSON document, indented.
 pub fn json(document: &impl Serialize) -> Result<(), CommandError> {
     let document = serde_json::to_string_pretty(document).map_err(unserializable)?;
-    line(&printable_json(&document))
+    styled(&Escaped::json(&document).and(&Escaped::own("\n")))
 }
 
 /// Prints one JSON document as [`result`].
 pub fn json_result(document: &impl Serialize) -> Result<(), CommandError> {
     let document = serde_json::to_string_pretty(document).map_err(unserializable)?;
-    result(&format!("{}\n", printable_json(&document)))
+    written_to_anyone(&Escaped::json(&document).and(&Escaped::own("\n")))
 }
 
 /// Prints one JSON object on one line, for streams.
 pub fn json_line(object: &impl Serialize) -> Result<(), CommandError> {
-    line(&printable_json(&serde_json::to_string(object).map_err(unserializable)?))
+    let object = serde_json::to_string(object).map_err(unserializable)?;
+    styled(&Escaped::json(&object).and(&Escaped::own("\n")))
 }
 
 /// Prints a line to standard error, like `eprintln!`. Characters that control a terminal are escaped, and an error of writing is ignored.
@@ -50,18 +51,21 @@ pub(crate) use note;
 
 /// Prints the text of [`note`].
 pub fn note_line(text: &str) {
-    progress(&format!("{}\n", printable(text)));
+    progress(&Escaped::text(text).and(&Escaped::own("\n")));
 }
 
-/// Writes text to standard error as it is, with sequences of this program. An error of writing is ignored, because standard error may be
-/// closed. Text from files must have been escaped.
-pub fn progress(text: &str) {
-    let _ = io::stderr().write_all(text.as_bytes()).and_then(|()| io::stderr().flush());
+/// Writes text to standard error as it is. An error of writing is ignored, because standard error may be closed.
+pub fn progress(text: &Escaped) {
+    let _ = io::stderr().write_all(text.as_str().as_bytes()).and_then(|()| io::stderr().flush());
 }
 
 /// Prints the result of a command that has changed something. Its exit code does not depend on who reads the output.
 pub fn result(text: &str) -> Result<(), CommandError> {
-    match io::stdout().write_all(printable(text).as_bytes()).and_then(|()| io::stdout().flush()) {
+    written_to_anyone(&Escaped::text(text))
+}
+
+fn written_to_anyone(text: &Escaped) -> Result<(), CommandError> {
+    match io::stdout().write_all(text.as_str().as_bytes()).and_then(|()| io::stdout().flush()) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         result => written(result),
     }

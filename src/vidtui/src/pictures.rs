@@ -21,6 +21,7 @@ use std::env;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use ui::{Clip, Size};
+use units::terminal::Escaped;
 use video::{CropMode, Frames, Picture};
 
 /// The most frames of a clip: five seconds at 30 frames per second, twenty at the 8 frames per second of CogVideoX. Longer clips are
@@ -181,35 +182,36 @@ impl Terminal {
 }
 
 /// Returns pictures side by side as lines of characters with ANSI colours.
-pub fn to_ansi(pictures: &[Buffer]) -> String {
+pub fn to_ansi(pictures: &[Buffer]) -> Escaped {
     let rows = pictures.iter().map(|picture| picture.area.height).max().unwrap_or(0);
-    let mut text = String::new();
+    let mut parts = Vec::new();
     for y in 0..rows {
         for (at, picture) in pictures.iter().enumerate() {
             if at > 0 {
-                text.push(' ');
+                parts.push(Escaped::own(" "));
             }
             for x in 0..picture.area.width {
                 match picture.cell((x, y)) {
                     Some(cell) => {
-                        text += &format!("\x1b[{};{}m{}", sgr(cell.fg, 3), sgr(cell.bg, 4), cell.symbol());
+                        parts.push(Escaped::colours(&[sgr(cell.fg, 30), sgr(cell.bg, 40)].concat()));
+                        parts.push(Escaped::line(cell.symbol()));
                     }
-                    None => text.push(' '),
+                    None => parts.push(Escaped::own(" ")),
                 }
             }
-            text += "\x1b[0m";
+            parts.push(Escaped::own("\x1b[0m"));
         }
-        text.push('\n');
+        parts.push(Escaped::own("\n"));
     }
-    text
+    parts.into_iter().collect()
 }
 
-/// Returns the SGR parameters that select a colour: of characters for `plane` 3, of the background for 4.
-fn sgr(colour: Color, plane: u8) -> String {
+/// Returns the SGR parameters that select a colour: of characters for `plane` 30, of the background for 40.
+fn sgr(colour: Color, plane: u8) -> Vec<u8> {
     match colour {
-        Color::Rgb(r, g, b) => format!("{plane}8;2;{r};{g};{b}"),
-        Color::Indexed(index) => format!("{plane}8;5;{index}"),
-        _ => format!("{plane}9"),
+        Color::Rgb(r, g, b) => vec![plane + 8, 2, r, g, b],
+        Color::Indexed(index) => vec![plane + 8, 5, index],
+        _ => vec![plane + 9],
     }
 }
 
@@ -333,7 +335,7 @@ mod tests {
         let frames = Frames { width: 2, height: 2, count: 1, rgb };
         let cells = |variables: &[(&str, &str)]| {
             let buffer = terminal(variables).cells(&frames, 0, Size { width: 2, height: 1 }).unwrap();
-            to_ansi(&[buffer.clone(), buffer])
+            to_ansi(&[buffer.clone(), buffer]).as_str().to_owned()
         };
         let [rows, columns] = [2, 10].map(|cells| NonZeroU16::new(cells).unwrap());
         let mut parser = vt100::Parser::new(rows, columns, 0);

@@ -8,7 +8,7 @@ use remote::{GpuMemory, KillReport, NodeReport, Transport};
 use rundir::{ErrorCode, Failure, RunDir};
 use serde_json::{Value, json};
 use std::io::{self, BufRead, IsTerminal};
-use units::terminal::printable;
+use units::terminal::Escaped;
 
 /// Options of `stop` and `kill`, except their targets.
 pub struct KillOptions {
@@ -84,7 +84,7 @@ pub fn confirmed(cannot: &str, question: &str, yes: &str) -> Result<bool, Comman
         let fix = format!("confirm on the command line: {yes}");
         return Err(CommandError::request(Failure::new(ErrorCode::NoTerminal, cannot, why, fix)));
     }
-    output::progress(&format!("{} [y/N] ", printable(question)));
+    output::progress(&Escaped::text(question).and(&Escaped::own(" [y/N] ")));
     let mut answer = String::new();
     let read = io::stdin().lock().read_line(&mut answer);
     Ok(read.is_ok() && matches!(answer.trim(), "y" | "Y" | "yes"))

@@ -10,7 +10,7 @@ use rundir::{Attempt, Error, ErrorCode, Failure, RunDir, Tail};
 use std::io;
 use std::thread;
 use std::time::Duration;
-use units::terminal::{Colours, shown};
+use units::terminal::{Colours, Escaped};
 
 /// How often growing files are read.
 const FOLLOW: Duration = Duration::from_millis(300);
@@ -114,7 +114,7 @@ fn print(args: &LogsArgs, attempt: &Attempt, rank: usize, lines: &[String]) -> R
         return Ok(());
     }
     let colours = if takes_escapes(&io::stdout()) { Colours::Keep } else { Colours::Remove };
-    let prefix = if args.rank.is_some() { String::new() } else { format!("{rank}: ") };
-    let text = |line: &String| format!("{prefix}{}\n", shown(line, colours));
-    output::styled(&lines.iter().map(text).collect::<String>())
+    let prefix = Escaped::text(&if args.rank.is_some() { String::new() } else { format!("{rank}: ") });
+    let text = |line: &String| [prefix.clone(), Escaped::shown(line, colours), Escaped::own("\n")];
+    output::styled(&lines.iter().flat_map(text).collect())
 }

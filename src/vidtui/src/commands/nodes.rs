@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use ui::fleet::{Fleet, FleetSummary, Link, ListedNode, NodeHealth, NodeSummary, NodeView, Sort};
 use ui::screens::node_table::{NODE_COLUMNS, NodeColumn, cell, is_shown, of_memory};
 use ui::{NodeMsg, run_state};
-use units::terminal::printable;
+use units::terminal::Escaped;
 
 /// How often nodes send samples.
 const EVERY: Duration = Duration::from_secs(2);
@@ -61,7 +61,7 @@ pub fn nodes(workspace: &Workspace, args: &NodesCommandArgs) -> Result<(), Comma
             (false, watch) => {
                 // On a terminal, clear the screen first, as the command `watch` does.
                 let clear = if watch && takes_escapes(&std::io::stdout()) { "\x1b[H\x1b[2J" } else { "" };
-                output::styled(&format!("{clear}{}", printable(&table(&fleet, &views, now))))?;
+                output::styled(&Escaped::own(clear).and(&Escaped::text(&table(&fleet, &views, now))))?;
             }
         }
         if !args.watch {

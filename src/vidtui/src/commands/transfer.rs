@@ -9,7 +9,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
-use units::terminal::printable_line;
+use units::terminal::Escaped;
 use weights::WriteProgress;
 
 /// How often the progress bar is drawn if standard error is a terminal.
@@ -18,6 +18,8 @@ const DRAW: Duration = Duration::from_millis(100);
 const LOG: Duration = Duration::from_secs(10);
 /// The width of the progress bar, in characters.
 const WIDTH: u64 = 24;
+/// Clears the line from the cursor on (EL, ECMA-48).
+const CLEAR: &str = "\x1b[K";
 
 /// The unit in which progress is counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -81,7 +83,12 @@ impl Transfer {
         if self.shown.unwrap_or(self.began).elapsed() >= pause {
             self.shown = Some(Instant::now());
             let line = line(step, self.from, self.began.elapsed());
-            if self.bar { output::progress(&format!("\r{}\x1b[K", printable_line(&line))) } else { note!("{line}") }
+            match self.bar {
+                true => output::progress(
+                    &[Escaped::own("\r"), Escaped::line(&line), Escaped::own(CLEAR)].into_iter().collect(),
+                ),
+                false => note!("{line}"),
+            }
         }
         if self.signal.load(Ordering::Relaxed) == 0 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     }
@@ -89,7 +96,7 @@ impl Transfer {
     /// Ends the transfer: clears the bar. If a signal stopped the transfer, exits the process by that signal.
     pub fn end(self) {
         if self.bar && self.shown.is_some() {
-            output::progress("\r\x1b[K");
+            output::progress(&Escaped::own("\r").and(&Escaped::own(CLEAR)));
         }
         match self.signal.load(Ordering::Relaxed) {
             0 => {}
