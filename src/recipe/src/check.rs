@@ -29,8 +29,8 @@ use parameters::{
 };
 use tasks::{
     fresh_data_follows_a_resume, has_program, known_placeholders, prompts_can_be_sampled, rate_fits_mode,
-    resume_finds_checkpoints, samples_have_encoders, samples_have_prompts, start_passes_weights, stride_has_effect,
-    whole_latent_frames, whole_latent_pixels,
+    resume_finds_checkpoints, sampler_is_of_the_family, samples_have_encoders, samples_have_prompts,
+    start_passes_weights, stride_has_effect, whole_latent_frames, whole_latent_pixels,
 };
 
 /// A rule that a recipe breaks.
@@ -103,6 +103,7 @@ const RULES: Rules = &[
     (&["sample.lora"], merged_adapters_have_absolute_paths),
     (&["sample.every", "sample.prompts", "sample.validation_index"], samples_have_prompts),
     (&["sample.prompts", "encoders.folder"], samples_have_encoders),
+    (&["sample.scheduler", "model.family"], sampler_is_of_the_family),
     (&["sample.prompts"], prompts_can_be_sampled),
 ];
 
@@ -174,7 +175,7 @@ fn of_a_model(recipe: &Recipe) -> impl Iterator<Item = &'static (&'static [&'sta
 
 /// Returns the first of these rules that does not hold. Skips rules about keys of another job.
 fn first_of<'a>(rules: impl Iterator<Item = &'a (&'static [&'static str], Rule)>, recipe: &Recipe) -> Option<Broken> {
-    let applies = |key: &&str| Key::find(key).is_some_and(|key| key.is_for(recipe.job()));
+    let applies = |key: &&str| Key::find(key).is_some_and(|key| key.is_for(recipe.reader()));
     rules.filter(|(keys, _)| keys.iter().all(applies)).find_map(|(keys, rule)| {
         let Advice { why, fix } = rule(recipe).err()?;
         Some(Broken { keys, why, fix })

@@ -2,13 +2,13 @@
 
 use std::fmt;
 
-use crate::ResumeEffect;
 use crate::resume::WEIGHTS;
 use crate::schema::{BOOL, EMBEDDED, FRACTION, TEXTS, int, word};
+use crate::{FamilyName, ResumeEffect};
 
 section! {
     /// The tensor that is concatenated with the noised latent along the channels.
-    pub struct Conditioning("condition", EMBEDDED, ResumeEffect::Training) with Default {
+    pub struct Conditioning("condition", EMBEDDED, ResumeEffect::Training, FamilyName::CogVideoX) with Default {
         /// input of the network besides the noised latent; none: text to video; image: latent of the first image (2 x
         /// model.out_channels); inpaint: mask and latent of the masked video (2 x model.out_channels + 1)
         pub kind: ConditionKind = ConditionKind::None => word::<ConditionKind>().on_resume(WEIGHTS);

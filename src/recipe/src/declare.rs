@@ -49,6 +49,9 @@ macro_rules! words {
 /// section, the jobs that read it ([`Spec::read_by`](crate::schema::Spec::read_by)) and its effect on a resume
 /// ([`Spec::on_resume`](crate::schema::Spec::on_resume)).
 ///
+/// A family after the effect, as in `("objective", TRAIN, ResumeEffect::Training, FamilyName::Wan)`, declares keys that only models of this
+/// family read.
+///
 /// `"…" flatten field: Type;` before the keys declares a field whose keys are those of another declaration, for a value that several keys
 /// describe. The recipe lists that declaration `with keys of`.
 ///
@@ -61,7 +64,7 @@ macro_rules! section {
     };
     (
         $(#[$meta:meta])*
-        pub struct $name:ident($section:literal, $jobs:expr, $effect:expr) {
+        pub struct $name:ident($section:literal, $jobs:expr, $effect:expr $(, $family:expr)?) {
             $($flat_doc:literal flatten $flat:ident: $flat_type:ty;)?
             $(
                 $(#[doc = $doc:literal])+
@@ -88,6 +91,9 @@ macro_rules! section {
         }
 
         impl $name {
+            /// The family that reads the keys; `None` for all.
+            const OF_FAMILY: Option<crate::FamilyName> = section!(@family $($family)?);
+
             /// The keys of the section.
             pub(crate) const KEYS: &'static [crate::Key] = &[$(
                 $spec.key(
@@ -95,6 +101,7 @@ macro_rules! section {
                     concat!($($doc),+).trim_ascii(),
                     section!(@value $($default, $type)?),
                     ($jobs, $effect),
+                    Self::OF_FAMILY,
                 ),
             )+];
         }
@@ -112,6 +119,8 @@ macro_rules! section {
             }
         }
     };
+    (@family $family:expr) => { Some($family) };
+    (@family) => { None };
     (@field $default:expr) => { $default };
     (@field) => { Default::default() };
     (@value $default:expr, $type:ty) => {
@@ -133,7 +142,7 @@ macro_rules! recipe {
                 pub $key:ident: $type:ty = $default:expr => $spec:expr;
             )+
         } with sections {
-            $($(#[$section_meta:meta])+ pub $section:ident: $section_type:ident $(with keys of $flat:ident)? $(then keys of $tail:ident)?;)+
+            $($(#[$section_meta:meta])+ pub $section:ident: $section_type:ident $(with keys of $flat:ident)? $(then keys of $($tail:ident)and+)?;)+
         }
     ) => {
         $(#[$meta])*
@@ -148,12 +157,12 @@ macro_rules! recipe {
         impl $name {
             /// The keys above all sections.
             const KEYS: &'static [crate::Key] = &[$(
-                $spec.key(stringify!($key), concat!($($doc),+).trim_ascii(), section!(@value $default, $type), ($jobs, $effect)),
+                $spec.key(stringify!($key), concat!($($doc),+).trim_ascii(), section!(@value $default, $type), ($jobs, $effect), None),
             )+];
 
             /// The keys above all sections, then those of each section.
             pub(crate) const SECTIONS: &'static [&'static [crate::Key]] =
-                &[Self::KEYS, $($($flat::KEYS,)? $section_type::KEYS, $($tail::KEYS,)?)+];
+                &[Self::KEYS, $($($flat::KEYS,)? $section_type::KEYS, $($($tail::KEYS,)+)?)+];
         }
     };
 }

@@ -38,6 +38,8 @@ pub enum RecipeErrorKind {
     WrongTrainer,
     /// A key belongs to another task.
     WrongTask,
+    /// A key does not apply to the family of the model.
+    WrongFamily,
     /// A value has the wrong type or is out of range.
     InvalidValue,
     /// A rule between keys does not hold.
@@ -87,6 +89,7 @@ impl From<RecipeError> for Failure {
             | RecipeErrorKind::MissingKey
             | RecipeErrorKind::WrongTrainer
             | RecipeErrorKind::WrongTask
+            | RecipeErrorKind::WrongFamily
             | RecipeErrorKind::InvalidValue
             | RecipeErrorKind::BrokenRule
             | RecipeErrorKind::Stage => ErrorCode::InvalidRecipe,

@@ -1,6 +1,6 @@
 //! The jobs that a recipe may describe.
 
-use crate::{Recipe, Task, TrainerKind};
+use crate::{FamilyName, Recipe, Task, TrainerKind};
 
 /// The job of a recipe: a task of the embedded trainer, or a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,7 +63,29 @@ impl JobKind {
     }
 }
 
+/// What reads a recipe, which decides the keys that it has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Reader {
+    /// The job.
+    pub job: JobKind,
+    /// The family of the model. It has no effect on the keys of a job without a model.
+    pub family: FamilyName,
+}
+
+impl Reader {
+    /// Finds the reader of the table of a recipe, without checks. A recipe without a family is for CogVideoX.
+    pub fn of_table(recipe: &toml::Table) -> Self {
+        let family = recipe.get("model").and_then(|model| model.get("family")).and_then(toml::Value::as_str);
+        Reader { job: JobKind::of_table(recipe), family: FamilyName::of_word(family) }
+    }
+}
+
 impl Recipe {
+    /// Returns the job and the family of the recipe.
+    pub fn reader(&self) -> Reader {
+        Reader { job: self.job(), family: self.model.family.name() }
+    }
+
     /// Returns the job of the recipe.
     pub fn job(&self) -> JobKind {
         JobKind::of(self.trainer, self.task)

@@ -38,6 +38,7 @@ mod model;
 mod model_table;
 mod name;
 mod nearest;
+mod objective;
 mod optim;
 #[cfg(test)]
 #[path = "../../../tests/oracle/mod.rs"]
@@ -67,12 +68,12 @@ pub use error::{RecipeError, RecipeErrorKind};
 pub use families::cogvideox::{
     BetaSchedule, CogVideoXKeys, Layer, LrAlignment, Positions, Rotary, SEGMENT_FRAMES, TimestepSpacing,
 };
-pub use families::{Family, param_specs};
+pub use families::{Family, FamilyName, param_specs};
 pub use file::first_comment;
 pub use fit::MeshFit;
 pub use fit_memory::MemoryFit;
 pub use flat::{Flat, SHARD_ALIGNMENT, SLOT_ALIGNMENT};
-pub use job::JobKind;
+pub use job::{JobKind, Reader};
 pub use key_search::NoSuchKey;
 pub use length::Length;
 pub use limits::{OnFailure, RunSettings, TimeLimit};
@@ -84,6 +85,7 @@ pub use mesh::Mesh;
 pub use model::{Model, Shape};
 pub use name::{is_name_char, name_of};
 pub use nearest::nearest;
+pub use objective::{Flow, FlowWeighting, NoiseLevels};
 pub use optim::{Optimizer, OptimizerGroup, OptimizerKind, StateBytes};
 pub use params::{FsdpUnit, ParamGroup, ParamInit, ParamRole, ParamSpec, Split};
 pub use prompt::{Prompt, WrongFlag, prompt_lines};

@@ -12,7 +12,7 @@ use crate::name::{is_name, name_of};
 use crate::nearest::{instead_of, sections};
 use crate::schema::REMOVED;
 use crate::value;
-use crate::{JobKind, Key, Recipe, RecipeError, RecipeErrorKind, SCHEMA, Task, check};
+use crate::{FamilyName, JobKind, Key, Reader, Recipe, RecipeError, RecipeErrorKind, SCHEMA, Task, check};
 
 /// A recipe with the origin of each value.
 #[derive(Debug, Clone, PartialEq)]
@@ -306,8 +306,8 @@ impl Settings {
 
     /// Returns the keys that the recipe's trainer reads for its task.
     pub fn keys(&self) -> impl Iterator<Item = &'static Key> {
-        let job = self.job();
-        SCHEMA.iter().filter(move |key| key.is_for(job))
+        let reader = self.reader();
+        SCHEMA.iter().filter(move |key| key.is_for(reader))
     }
 
     /// Returns every key that the recipe's trainer reads, with its value or default.
@@ -411,10 +411,11 @@ impl Settings {
         self.set.insert(key.path.to_owned(), (value, origin));
     }
 
-    /// Returns the job of the recipe.
-    fn job(&self) -> JobKind {
+    /// Returns the job and the family of the recipe.
+    fn reader(&self) -> Reader {
         let word = |key: &str| self.set.get(key).and_then(|(value, _)| value.as_str());
-        JobKind::of_words(word("trainer"), word("task"))
+        let job = JobKind::of_words(word("trainer"), word("task"));
+        Reader { job, family: FamilyName::of_word(word("model.family")) }
     }
 
     /// Returns the broken rule if both lengths of a run are set.
@@ -423,11 +424,21 @@ impl Settings {
         Some(check::two_lengths(number("train.steps")?, number("train.epochs")?))
     }
 
-    /// Rejects keys that the recipe's job does not read.
-    fn check_keys(&self, job: JobKind) -> Result<(), RecipeError> {
-        let foreign = SCHEMA.iter().find(|key| !key.is_for(job) && self.set.contains_key(key.path));
+    /// Rejects keys that the recipe's job, or the family of its model, does not read.
+    fn check_keys(&self, reader: Reader) -> Result<(), RecipeError> {
+        let foreign = SCHEMA.iter().find(|key| !key.is_for(reader) && self.set.contains_key(key.path));
         let Some(key) = foreign else { return Ok(()) };
         let place = self.set[key.path].1.place(key.path, &self.path);
+        let job = reader.job;
+        if let (true, Some(family)) = (key.jobs.contains(&job), key.family) {
+            let why = format!(
+                "{place}: this key applies to models of {}, and the recipe has model.family = \"{}\"",
+                family.name(),
+                reader.family.name()
+            );
+            let fix = format!("remove the key, or set model.family = \"{}\"", family.name());
+            return Err(self.error(RecipeErrorKind::WrongFamily, why, fix).key(key.path));
+        }
         let tasks: Vec<_> = key.jobs.iter().filter_map(|job| job.task()).map(Task::name).collect();
         Err(match job.task() {
             Some(task) if !tasks.is_empty() => {
@@ -472,8 +483,9 @@ impl Settings {
 
     /// Fills in defaults and builds the recipe.
     fn finish(mut self, name: &str) -> Result<Resolved, RecipeError> {
-        let job = self.job();
-        self.check_keys(job)?;
+        let reader = self.reader();
+        let job = reader.job;
+        self.check_keys(reader)?;
         let is_set = |key: &Key| {
             let value = self.set.get(key.path).map(|(value, _)| value);
             value.is_some_and(|value| value.as_str() != Some("") && value.as_integer() != Some(0))
@@ -482,7 +494,7 @@ impl Settings {
             let mut others = [key.alternative, key.unless].into_iter().flatten();
             others.any(|other| self.set.get(other).is_some_and(|(value, _)| is_given(value)))
         };
-        let is_missing = |key: &&Key| key.is_for(job) && key.is_needed(job) && !is_set(key) && !is_replaced(key);
+        let is_missing = |key: &&Key| key.is_for(reader) && key.is_needed(job) && !is_set(key) && !is_replaced(key);
         let missing: Vec<_> = SCHEMA.iter().filter(is_missing).collect();
         if let Some(first) = missing.first() {
             let keys: Vec<_> = missing.iter().map(|key| key.path).collect();
@@ -701,7 +713,7 @@ mod tests {
             keys.retain(|key| !key.starts_with("env.variables."));
             let mut schema: Vec<_> = SCHEMA.iter().map(|key| key.path.to_owned()).collect();
             keys.sort();
-            schema.retain(|key| Key::find(key).unwrap().is_for(recipe.job()));
+            schema.retain(|key| Key::find(key).unwrap().is_for(recipe.reader()));
             schema.sort();
             assert_eq!(keys, schema, "{name}");
         }

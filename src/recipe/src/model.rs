@@ -156,8 +156,8 @@ impl Model {
         self.segments() * self.text_len
     }
 
-    /// Returns the tokens of one sample: text, then video.
+    /// Returns the tokens of one sample that blocks process.
     pub fn seq_len(&self) -> usize {
-        self.text_tokens() + self.video_tokens()
+        self.family().tokens(self)
     }
 }

@@ -2,7 +2,7 @@
 
 use toml::{Table, Value};
 
-use crate::{Family, Model, RecipeError, RecipeErrorKind, value};
+use crate::{Family, FamilyName, Model, RecipeError, RecipeErrorKind, value};
 
 impl Model {
     /// Reads the `[model]` section of a recipe, which files beside weights contain.
@@ -14,7 +14,8 @@ impl Model {
     /// When a value is not valid, or a key without a default is missing.
     pub fn from_table(table: &Table) -> Result<Model, RecipeError> {
         let mut complete = Table::new();
-        for key in Model::KEYS.iter().chain(Family::KEYS) {
+        let family = FamilyName::of_word(table.get("family").and_then(Value::as_str));
+        for key in Model::KEYS.iter().chain(Family::keys(family)) {
             let name = key.parts().1;
             let error = |kind, why, fix| RecipeError::new(kind, "cannot use [model]", why, fix).key(key.path);
             let value = match table.get(name) {

@@ -1,11 +1,13 @@
 //! A complete recipe: every section of a training configuration.
 
+use crate::families::FamilyKey;
+use crate::families::wan::WanKeys;
 use crate::length::LengthKeys;
 use crate::schema::{EMBEDDED, EVERY_JOB, Kind, Spec, word};
 use crate::{
-    CheckpointPolicy, Command, Conditioning, Data, Ema, Encode, Encoders, Env, Family, Length, Log, Lora, Loss,
-    MemorySettings, Mesh, Model, Optimizer, ParamSpec, RecipeError, Remat, ResumeEffect, RunSettings, SCHEMA, Sampling,
-    Shape, Shapes, Task, Train, Trainable, TrainerKind,
+    CheckpointPolicy, CogVideoXKeys, Command, Conditioning, Data, Ema, Encode, Encoders, Env, Flow, Length, Log, Lora,
+    Loss, MemorySettings, Mesh, Model, Optimizer, ParamSpec, RecipeError, Remat, ResumeEffect, RunSettings, SCHEMA,
+    Sampling, Shape, Shapes, Task, Train, Trainable, TrainerKind,
 };
 
 recipe! {
@@ -27,7 +29,7 @@ recipe! {
         /// The environment of every rank.
         pub env: Env;
         /// The model and its input.
-        pub model: Model then keys of Family;
+        pub model: Model then keys of FamilyKey and CogVideoXKeys and WanKeys;
         /// The data set.
         pub data: Data;
         /// The VAE, the text encoder and the tokenizer.
@@ -42,6 +44,8 @@ recipe! {
         pub condition: Conditioning;
         /// The loss of a sample.
         pub loss: Loss;
+        /// The noise levels of flow matching.
+        pub objective: Flow;
         /// The optimizer and its schedules.
         pub optimizer: Optimizer;
         /// The moving average of the trained weights.
@@ -69,7 +73,7 @@ impl Recipe {
     pub fn to_table(&self) -> toml::Table {
         let mut table = toml::Table::try_from(self)
             .expect("every field of a recipe can be written as TOML: checked numbers fit 64 bits");
-        for key in SCHEMA.iter().filter(|key| !key.is_for(self.job())) {
+        for key in SCHEMA.iter().filter(|key| !key.is_for(self.reader())) {
             let (section, name) = key.parts();
             if section.is_empty() {
                 table.remove(name);

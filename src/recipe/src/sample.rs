@@ -2,8 +2,8 @@
 
 use camino::{Utf8Path, Utf8PathBuf};
 
-use crate::schema::{BOOL, MANY, NOT_NEGATIVE, OPTIONAL_PATH, SAMPLE, TEXTS, TRAIN_AND_SAMPLE, int, word};
-use crate::{ConditionKind, Encode, Model, Prompt, Recipe, RecipeError, ResumeEffect, Task, UseEma};
+use crate::schema::{BOOL, MANY, NOT_NEGATIVE, OPTIONAL_PATH, POSITIVE, SAMPLE, TEXTS, TRAIN_AND_SAMPLE, int, word};
+use crate::{ConditionKind, Encode, FamilyName, Model, Prompt, Recipe, RecipeError, ResumeEffect, Task, UseEma};
 
 /// Video frames per latent frame, after the first, in every CogVideoX VAE. Before a run starts, the VAE's files are checked for it.
 pub const VIDEO_FRAMES: usize = 4;
@@ -36,10 +36,14 @@ section! {
         /// scale of classifier-free guidance, for prompts without --g; 1 or less: no guidance
         pub guidance: f64 = 6.0 => NOT_NEGATIVE;
         /// guidance that depends on the timestep, as CogVideoX's use_dynamic_cfg; auto: with dpm and vpsde
-        pub dynamic_guidance: DynamicGuidance = DynamicGuidance::Auto => word::<DynamicGuidance>();
-        /// sampler; auto: vpsde (ttt-video-dit's) for models with TTT layers, ddim for sincos positions (CogVideoX-2B), dpm otherwise
+        pub dynamic_guidance: DynamicGuidance = DynamicGuidance::Auto => word::<DynamicGuidance>().of_family(FamilyName::CogVideoX);
+        /// sampler; auto: vpsde (ttt-video-dit's) for models with TTT layers, ddim for sincos positions (CogVideoX-2B), dpm for other models
+        /// of CogVideoX, unipc for Wan, which also has euler
         pub scheduler: SampleScheduler = SampleScheduler::Auto => word::<SampleScheduler>();
-        /// frames of a video, for prompts without --f: a multiple of 8, or one more; 0: those that model.latent_frames decode to
+        /// shift of noise levels, as objective.shift; 5: as the code of Wan (3 at 480p), and 12 for text to video of Wan 2.2 A14B
+        pub shift: f64 = 5.0 => POSITIVE.of_family(FamilyName::Wan);
+        /// frames of a video, for prompts without --f: a multiple of 8, or one more (Wan: a
+        /// multiple of 4 plus 1); 0: those that model.latent_frames decode to
         pub frames: usize = 0 => int(0, 100_001);
         /// rows of a video in pixels, for prompts without --h; 0: 8 x model.latent_height
         pub height: usize = 0 => int(0, 16_384);
@@ -97,6 +101,10 @@ words! {
         Dpm = "dpm",
         /// ttt-video-dit's DPM++ 2M SDE.
         Vpsde = "vpsde",
+        /// UniPC of order 2 for flow matching.
+        Unipc = "unipc",
+        /// Euler's method for flow matching.
+        Euler = "euler",
     }
 }
 
@@ -133,6 +141,8 @@ pub struct SampleSpec {
     pub dynamic_guidance: bool,
     /// The sampler, not [`SampleScheduler::Auto`].
     pub scheduler: SampleScheduler,
+    /// The shift of noise levels, for flow matching.
+    pub shift: f64,
 }
 
 /// A video and the image of its mask.
@@ -288,14 +298,16 @@ impl Recipe {
         let prompt = Prompt::parse(line).map_err(|wrong| bad(Some(&wrong.flag), wrong.why, wrong.fix))?;
         let (keys, own) = (&self.sample, &self.model);
         let or = |given: Option<usize>, key: usize, model: usize| given.unwrap_or(if key == 0 { model } else { key });
-        let frames = or(prompt.frames, keys.frames, decoded_frames(own.latent_frames));
+        let family = own.family();
+        let frames = or(prompt.frames, keys.frames, family.decoded_frames(own.latent_frames));
         let height = or(prompt.height, keys.height, own.latent_height * PIXELS);
         let width = or(prompt.width, keys.width, own.latent_width * PIXELS);
-        if frames != decoded_frames(latent_frames(frames)) {
-            let pair = 2 * VIDEO_FRAMES;
-            let below = frames / pair * pair;
-            let why = format!("the VAE makes videos of {pair}k or {pair}k + 1 frames, not of {frames}");
-            return Err(bad(Some("--f"), why, format!("use {} or {} frames", below + 1, below + pair)));
+        let fits = |frames: &usize| *frames > 0 && *frames == family.decoded_frames(latent_frames(*frames));
+        if !fits(&frames) {
+            let below = (1..frames).rev().find(fits);
+            let two: Vec<_> = below.into_iter().chain((frames + 1..).filter(fits)).take(2).collect();
+            let why = format!("the VAE does not make videos of {}", units::counted(frames, "frame"));
+            return Err(bad(Some("--f"), why, format!("use {} or {} frames", two[0], two[1])));
         }
         let unit = PIXELS * own.patch_size;
         for (flag, name, size) in [("--h", "height", height), ("--w", "width", width)] {
@@ -353,7 +365,7 @@ impl Recipe {
             return Err(bad(None, "its text is empty".into(), "write what the video shows".into()));
         }
         let scheduler = match keys.scheduler {
-            SampleScheduler::Auto => own.family().sampler(),
+            SampleScheduler::Auto => family.sampler(),
             given => given,
         };
         let steps = prompt.steps.unwrap_or(keys.steps);
@@ -362,7 +374,7 @@ impl Recipe {
             return Err(bad(Some("--s"), why, "use 2 to 1000 steps, 50 as CogVideoX does".into()));
         }
         let dynamic_guidance = match keys.dynamic_guidance {
-            DynamicGuidance::Auto => scheduler != SampleScheduler::Ddim,
+            DynamicGuidance::Auto => matches!(scheduler, SampleScheduler::Dpm | SampleScheduler::Vpsde),
             DynamicGuidance::On => true,
             DynamicGuidance::Off => false,
         };
@@ -382,6 +394,7 @@ impl Recipe {
             guidance: prompt.guidance.unwrap_or(keys.guidance),
             dynamic_guidance,
             scheduler,
+            shift: keys.shift,
         })
     }
 

@@ -4,7 +4,7 @@ use toml::Value;
 
 use crate::declare::Words;
 use crate::train::TRAINABLE;
-use crate::{JobKind, Recipe, ResumeEffect};
+use crate::{FamilyName, JobKind, Reader, Recipe, ResumeEffect};
 
 /// One key of a recipe: its type, default and meaning.
 #[derive(Debug, Clone, Copy)]
@@ -19,6 +19,8 @@ pub struct Key {
     pub doc: &'static str,
     /// The jobs that read it.
     pub jobs: &'static [JobKind],
+    /// The family whose models read it; `None` for keys of all.
+    pub family: Option<FamilyName>,
     /// The jobs that need another value than an empty default or 0.
     needed_by: &'static [JobKind],
     /// The key that can be set instead of this one. Each replaces the other.
@@ -117,9 +119,9 @@ impl Key {
         self.path.split_once('.').unwrap_or(("", self.path))
     }
 
-    /// Returns whether a job reads the key.
-    pub fn is_for(&self, job: JobKind) -> bool {
-        self.jobs.contains(&job)
+    /// Returns whether a recipe with this job and family has the key.
+    pub fn is_for(&self, reader: Reader) -> bool {
+        self.jobs.contains(&reader.job) && self.family.is_none_or(|family| family == reader.family)
     }
 
     /// Returns whether a recipe for this job has to set the key.
@@ -147,12 +149,13 @@ pub(crate) struct Spec {
     alternative: Option<&'static str>,
     unless: Option<&'static str>,
     on_resume: Option<ResumeEffect>,
+    family: Option<FamilyName>,
 }
 
 impl Spec {
     /// Makes a key with these values. It has the readers and the effect on a resume of its section.
     pub const fn of(kind: Kind) -> Self {
-        Spec { kind, read_by: None, needed_by: &[], alternative: None, unless: None, on_resume: None }
+        Spec { kind, read_by: None, needed_by: &[], alternative: None, unless: None, on_resume: None, family: None }
     }
 
     /// Sets the jobs that read the key.
@@ -175,18 +178,24 @@ impl Spec {
         Spec { on_resume: Some(effect), ..self }
     }
 
+    /// Sets the family whose models read the key.
+    pub const fn of_family(self, family: FamilyName) -> Self {
+        Spec { family: Some(family), ..self }
+    }
+
     /// Sets the key that can be set instead of this one.
     pub const fn or(self, alternative: &'static str) -> Self {
         Spec { alternative: Some(alternative), ..self }
     }
 
-    /// Makes the key of a section with these readers and this effect on a resume.
+    /// Makes the key of a section with these readers, this effect on a resume and this family.
     pub const fn key(
         self,
         path: &'static str,
         doc: &'static str,
         default: Option<fn() -> Value>,
         (jobs, on_resume): (&'static [JobKind], ResumeEffect),
+        family: Option<FamilyName>,
     ) -> Key {
         Key {
             path,
@@ -196,6 +205,10 @@ impl Spec {
             jobs: match self.read_by {
                 Some(own) => own,
                 None => jobs,
+            },
+            family: match self.family {
+                Some(own) => Some(own),
+                None => family,
             },
             needed_by: self.needed_by,
             alternative: self.alternative,

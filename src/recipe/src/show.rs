@@ -5,14 +5,14 @@ use std::fmt::Write;
 use toml::{Table, Value};
 
 use crate::value::shown;
-use crate::{JobKind, Key, Origin, Resolved, SCHEMA, SettingRow};
+use crate::{Key, Origin, Reader, Resolved, SCHEMA, SettingRow};
 
 /// Returns a resolved recipe, such as that of a run, with the keys that its job reads. A key that the recipe lacks, because it is older
 /// than the key, has its default.
 pub fn completed(recipe: &Table) -> Table {
-    let job = JobKind::of_table(recipe);
+    let reader = Reader::of_table(recipe);
     let mut complete = Table::new();
-    for key in SCHEMA.iter().filter(|key| key.is_for(job)) {
+    for key in SCHEMA.iter().filter(|key| key.is_for(reader)) {
         let Some(value) = value_at(recipe, key.path).cloned().or_else(|| key.default_value()) else { continue };
         let keys = match key.parts().0 {
             "" => &mut complete,
@@ -53,7 +53,7 @@ impl Resolved {
 
     /// Returns every key that the recipe's trainer reads, with its value and origin.
     pub fn rows(&self) -> Vec<SettingRow> {
-        let keys = SCHEMA.iter().filter(|key| key.is_for(self.recipe.job()));
+        let keys = SCHEMA.iter().filter(|key| key.is_for(self.recipe.reader()));
         let row = |key: &Key| {
             let (value, origin) = (shown(self.value(key.path)?), self.origins.get(key.path)?.clone());
             Some(SettingRow { key: key.path, value: Some(value), origin })
@@ -76,10 +76,10 @@ fn value_at<'a>(recipe: &'a Table, key: &str) -> Option<&'a Value> {
 
 /// Returns the keys that the job of a recipe reads as lines of TOML, each with the origin of its value, if there is one.
 fn text<'a>(recipe: &Table, origin: impl Fn(&str) -> Option<&'a Origin>) -> String {
-    let job = JobKind::of_table(recipe);
+    let reader = Reader::of_table(recipe);
     let mut text = String::new();
     let mut current = "";
-    for key in SCHEMA.iter().filter(|key| key.is_for(job)) {
+    for key in SCHEMA.iter().filter(|key| key.is_for(reader)) {
         let (section, name) = key.parts();
         let Some(value) = value_at(recipe, key.path) else { continue };
         if section != current {

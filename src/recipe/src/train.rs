@@ -14,7 +14,7 @@ use crate::schema::{
     BOOL, EMBEDDED, EVERY_JOB, FRACTION, Kind, MANY, NOT_NEGATIVE, OPTIONAL_PATH, PATH, POSITIVE, Spec, TRAIN,
     TRAIN_AND_COMMAND, TRAIN_AND_ENCODE, TRAIN_AND_SAMPLE, int, word,
 };
-use crate::{BucketRule, BucketSpec, Length, ParamGroup, ParamRole, ParamSpec, ResumeEffect};
+use crate::{BucketRule, BucketSpec, FamilyName, Length, ParamGroup, ParamRole, ParamSpec, ResumeEffect};
 
 section! {
     /// The data sets, and the shares and shapes of their items.
@@ -249,7 +249,7 @@ impl Train {
 
 section! {
     /// The loss of a sample.
-    pub struct Loss("loss", TRAIN, ResumeEffect::Training) with Default {
+    pub struct Loss("loss", TRAIN, ResumeEffect::Training, FamilyName::CogVideoX) with Default {
         /// weight of each sample in the loss; none: mean squared error of the velocity; snr: cogvideox-factory's form, the same loss up
         /// to rounding; min_snr: min(SNR, gamma) / (SNR + 1)
         pub weighting: LossWeighting = LossWeighting::None => word::<LossWeighting>();

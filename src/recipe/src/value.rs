@@ -187,7 +187,7 @@ fn accept_bucket(bucket: &toml::Table) -> Result<Vec<Value>, BadValue> {
             Value::Array(list) if name == "frames" && !list.is_empty() => list.clone(),
             value => vec![value.clone()],
         };
-        let key = Spec::of(kind).key(name, "see data.buckets", None, (&[], ResumeEffect::Data));
+        let key = Spec::of(kind).key(name, "see data.buckets", None, (&[], ResumeEffect::Data), None);
         let bad = |bad: BadValue| BadValue { why: format!("{name} of a bucket: {}", bad.why), fix: bad.fix };
         let values: Vec<Value> =
             values.iter().map(|value| accept(&key, value).map_err(bad)).collect::<Result<_, _>>()?;

@@ -1,12 +1,14 @@
 //! For each key that accepts 0, tests that 0 has the effect that the documentation of the key states.
 
 use camino::Utf8Path;
-use recipe::{Bounds, JobKind, Key, Kind, Length, Recipe, SCHEMA, SampleSpec, load};
+use recipe::{Bounds, FamilyName, JobKind, Key, Kind, Length, Recipe, SCHEMA, SampleSpec, load};
 use std::collections::BTreeSet;
 
 /// Keys for which 0 has no special meaning.
-const PLAIN: [&str; 10] = [
+const PLAIN: [&str; 12] = [
     "run.spares",
+    "objective.min_level",
+    "objective.max_level",
     "encode.seed",
     "train.seed",
     "sample.seed",
@@ -115,7 +117,11 @@ fn recipe(of: &str, sets: &[String]) -> Result<Recipe, recipe::RecipeError> {
 }
 
 fn with(key: &Key, value: &str) -> Recipe {
-    let of = if key.is_for(JobKind::Train) { "minimal" } else { "encode" };
+    let of = match key.family {
+        Some(FamilyName::Wan) => "wan",
+        _ if key.jobs.contains(&JobKind::Train) => "minimal",
+        _ => "encode",
+    };
     let mut sets = vec![format!("{}={value}", key.path)];
     if key.path.starts_with("sample.") {
         sets.extend(["sample.prompts=[\"a rabbit\"]".into(), "encoders.folder=/model".into()]);

@@ -122,7 +122,7 @@ fn of_source(source: &WeightsSource, stats: bool, progress: OnProgress<'_>) -> R
         kind: source.location.kind,
         family: source.family,
         layers: model.map(|model| model.num_layers).or_else(|| blocks(source)),
-        layer: model.map(|model| model.cogvideox().layer),
+        layer: model.map(|model| model.layer()),
         complete: why.is_none(),
         why,
         unusable: source.model.as_ref().and_then(|model| model.as_ref().err().cloned()),

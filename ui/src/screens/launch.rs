@@ -417,7 +417,12 @@ pub fn wrong(form: &LaunchForm, purpose: Purpose, text: &str) -> Option<Wrong> {
             match form.tried(&set)? {
                 Err(error) if is_complete || error.kind == RecipeErrorKind::UnknownKey => Some(Wrong::of(error)),
                 // Another override can still satisfy the other rules of recipes.
-                Ok(Err(error)) if matches!(error.kind, RecipeErrorKind::WrongTask | RecipeErrorKind::WrongTrainer) => {
+                Ok(Err(error))
+                    if matches!(
+                        error.kind,
+                        RecipeErrorKind::WrongTask | RecipeErrorKind::WrongTrainer | RecipeErrorKind::WrongFamily
+                    ) =>
+                {
                     Some(Wrong::of(error))
                 }
                 _ if is_complete => None,

@@ -3,7 +3,9 @@
 use super::{Advice, around, division};
 use crate::command::{OF_WEIGHTS, Placeholders};
 use crate::nearest::nearest;
-use crate::{FrameMode, LATENT_FRAMES, OtherTrainer, PIXELS, Recipe, Task, VIDEO_FRAMES, nearest_clip_frames};
+use crate::{
+    FrameMode, LATENT_FRAMES, OtherTrainer, PIXELS, Recipe, SampleScheduler, Task, VIDEO_FRAMES, nearest_clip_frames,
+};
 
 pub(super) fn whole_latent_frames(recipe: &Recipe) -> Result<(), Advice> {
     let frames = recipe.encode.frames;
@@ -86,6 +88,19 @@ pub(super) fn samples_have_encoders(recipe: &Recipe) -> Result<(), Advice> {
         why: "sample.prompts needs a VAE, a text encoder and a tokenizer, and encoders.folder is not set".into(),
         fix: "set encoders.folder to a diffusers folder, such as one that `vidtui fetch zai-org/CogVideoX-5b` makes"
             .into(),
+    })
+}
+
+pub(super) fn sampler_is_of_the_family(recipe: &Recipe) -> Result<(), Advice> {
+    let (chosen, possible) = (recipe.sample.scheduler, recipe.model.family().samplers());
+    if chosen == SampleScheduler::Auto || possible.contains(&chosen) {
+        return Ok(());
+    }
+    let names: Vec<_> = possible.iter().map(|sampler| sampler.name()).collect();
+    let (sampler, family) = (chosen.name(), recipe.model.family.name().name());
+    Err(Advice {
+        why: format!("sample.scheduler \"{sampler}\" is no sampler for models of {family}"),
+        fix: format!("set it to auto or {}", names.join(" or ")),
     })
 }
 

@@ -11,6 +11,7 @@ pub use keys::{BetaSchedule, CogVideoXKeys, Layer, LrAlignment, Positions, Rotar
 
 use super::{Family, FamilySpec};
 use crate::check::Rules;
+use crate::sample::decoded_frames;
 use crate::{BlockCost, Flops, Model, ParamSpec, Recipe, SampleScheduler};
 
 impl FamilySpec for CogVideoXKeys {
@@ -65,6 +66,14 @@ impl FamilySpec for CogVideoXKeys {
             (Layer::None, Positions::SinCos) => SampleScheduler::Ddim,
             (Layer::None, Positions::Rope | Positions::Learned) => SampleScheduler::Dpm,
         }
+    }
+
+    fn samplers(&self) -> &'static [SampleScheduler] {
+        &[SampleScheduler::Ddim, SampleScheduler::Dpm, SampleScheduler::Vpsde]
+    }
+
+    fn decoded_frames(&self, latent_frames: usize) -> usize {
+        decoded_frames(latent_frames)
     }
 
     /// CogVideoX 1.5 has patches of two frames.

@@ -2,14 +2,65 @@
 //!
 //! Source: Wan Team 2025, "Wan: Open and Advanced Large-Scale Video Generative Models", and its code.
 
+mod cost;
+mod keys;
 mod lora;
 mod model;
 mod names;
 mod params;
 mod recognise;
+mod rules;
 
+pub use keys::WanKeys;
 pub use lora::{AdapterForm, AdapterNames, adapter_names};
 pub use model::{ImageKeys, Release, WanModel};
 pub use names::{Layout, file_tensor};
 pub use params::param_specs;
 pub use recognise::{NotWan, Recognised, Shapes, recognise};
+
+use super::{Family, FamilySpec};
+use crate::check::Rules;
+use crate::{BlockCost, Flops, Model, ParamSpec, Recipe, SampleScheduler};
+
+impl FamilySpec for WanKeys {
+    fn param_specs(&self, model: &Model) -> Vec<ParamSpec> {
+        param_specs(&self.network(model))
+    }
+
+    fn blocks(&self, recipe: &Recipe) -> Vec<BlockCost> {
+        cost::blocks(self, recipe)
+    }
+
+    fn forward_flops(&self, model: &Model) -> Flops {
+        cost::forward_flops(self, model)
+    }
+
+    fn rules(&self) -> Rules {
+        rules::RULES
+    }
+
+    /// The text is no part of the stream: every block attends to it.
+    fn tokens(&self, model: &Model) -> usize {
+        model.video_tokens()
+    }
+
+    fn for_frames(&self, _: usize) -> Family {
+        Family::Wan(self.clone())
+    }
+
+    fn sampler(&self) -> SampleScheduler {
+        SampleScheduler::Unipc
+    }
+
+    fn samplers(&self) -> &'static [SampleScheduler] {
+        &[SampleScheduler::Unipc, SampleScheduler::Euler]
+    }
+
+    fn published_fps(&self, _: &Model) -> f64 {
+        16.0
+    }
+
+    fn adaptable_keys(&self) -> &'static [&'static str] {
+        &["base_frames", "base_height", "base_width"]
+    }
+}

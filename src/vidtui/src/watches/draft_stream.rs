@@ -113,6 +113,6 @@ fn conversion_for(options: &LaunchOptions<'_>) -> Option<ui::ConvertOptions> {
         },
         (Init::Run(_), _) | (Init::ByStage, None) => return None,
     };
-    let layer = options.subject.resolved().recipe.model.cogvideox().layer;
+    let layer = options.subject.resolved().recipe.model.layer();
     conversions::that_helps(path, layer).map(|(_, conversion)| conversion)
 }

@@ -120,7 +120,7 @@ fn to_convert(given: &str, recipe: &Recipe) -> Option<Failure> {
     if recipe.job() == JobKind::Command {
         return None;
     }
-    let (kind, options) = conversions::that_helps(Utf8Path::new(given), recipe.model.cogvideox().layer)?;
+    let (kind, options) = conversions::that_helps(Utf8Path::new(given), recipe.model.layer())?;
     Some(Failure::new(
         ErrorCode::NoCheckpoint,
         format!("cannot start from {given}"),

@@ -2,11 +2,11 @@
 
 use crate::resume::WEIGHTS;
 use crate::schema::{BOOL, FRACTION, POSITIVE, TRAIN_AND_SAMPLE, int, word};
-use crate::{Family, Model};
+use crate::{Family, FamilyName, Model};
 
 section! {
     /// The keys of `[model]` that only CogVideoX has, with or without TTT layers.
-    pub struct CogVideoXKeys("model", TRAIN_AND_SAMPLE, WEIGHTS) with Default {
+    pub struct CogVideoXKeys("model", TRAIN_AND_SAMPLE, WEIGHTS, FamilyName::CogVideoX) with Default {
         /// position encoding: rope (CogVideoX-5B), sincos (2B) or learned (5B image-to-video)
         pub positions: Positions = Positions::Rope => word::<Positions>();
         /// width of the time embedding, in features
@@ -136,9 +136,22 @@ pub const SEGMENT_FRAMES: usize = 12;
 
 impl Model {
     /// Returns the keys of a CogVideoX model.
+    ///
+    /// # Panics
+    /// The model is of another family.
     pub fn cogvideox(&self) -> &CogVideoXKeys {
-        let Family::CogVideoX(keys) = &self.family;
-        keys
+        match &self.family {
+            Family::CogVideoX(keys) => keys,
+            other => panic!("a model of {} has no keys of CogVideoX", other.name().name()),
+        }
+    }
+
+    /// Returns the layer over the whole sequence of a CogVideoX model; none for other families.
+    pub fn layer(&self) -> Layer {
+        match &self.family {
+            Family::CogVideoX(keys) => keys.layer,
+            Family::Wan(_) => Layer::None,
+        }
     }
 
     /// Returns the CogVideoX model with changed keys.

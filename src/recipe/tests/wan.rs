@@ -1,0 +1,89 @@
+//! Recipes of models of Wan, and the keys of each family.
+
+use camino::Utf8Path;
+use recipe::{FamilyName, Layer, Model, Recipe, RecipeError, RecipeErrorKind, Resolved, SampleScheduler, load};
+
+fn valid(name: &str, sets: &[&str]) -> Result<Resolved, RecipeError> {
+    let sets: Vec<_> = sets.iter().map(|set| (*set).to_owned()).collect();
+    load(&Utf8Path::new("../../tests/fixtures/configs/valid").join(name), &sets)
+}
+
+fn wan(sets: &[&str]) -> Recipe {
+    valid("wan.toml", sets).unwrap().recipe
+}
+
+#[test]
+fn a_recipe_has_the_keys_of_its_family_alone() {
+    let Resolved { recipe, table, .. } = valid("wan.toml", &[]).unwrap();
+    assert_eq!(recipe.model.family.name(), FamilyName::Wan);
+    let model = table["model"].as_table().unwrap();
+    assert_eq!((model["family"].as_str(), model["ffn_dim"].as_integer()), (Some("wan"), Some(256)));
+    assert!(!model.contains_key("positions") && !table.contains_key("loss") && table.contains_key("objective"));
+    assert_eq!(Recipe::from_table(&table), Ok(recipe.clone()));
+    assert_eq!(Model::from_table(&recipe.model.to_table()), Ok(recipe.model));
+
+    let other = valid("minimal.toml", &[]).unwrap();
+    assert_eq!(other.table["model"]["family"].as_str(), Some("cogvideox"));
+    assert!(!other.table.contains_key("objective"));
+}
+
+#[test]
+fn a_recipe_without_a_family_is_for_cogvideox() {
+    let mut table = valid("minimal.toml", &[]).unwrap().table;
+    table.get_mut("model").and_then(toml::Value::as_table_mut).unwrap().remove("family");
+    let recipe = Recipe::from_table(&table).unwrap();
+    assert_eq!((recipe.model.family.name(), recipe.model.layer()), (FamilyName::CogVideoX, Layer::None));
+}
+
+#[test]
+fn a_key_of_another_family_is_refused_by_name() {
+    let errors = [
+        valid("wan.toml", &["model.snr_shift_scale=3"]),
+        valid("wan.toml", &["condition.kind=image"]),
+        valid("minimal.toml", &["objective.shift=3"]),
+        valid("wan.toml", &["model.family=flux"]),
+        valid("wan.toml", &["sample.scheduler=dpm"]),
+        valid("wan.toml", &["model.in_channels=36"]),
+        valid("wan.toml", &["objective.min_level=0.9", "objective.max_level=0.5"]),
+        valid("wan.toml", &["model.head_dim=5"]),
+    ]
+    .map(|recipe| recipe.unwrap_err());
+    assert_eq!(errors[0].kind, RecipeErrorKind::WrongFamily);
+    let texts = errors.map(|error| error.to_string());
+    insta::assert_snapshot!(texts.join("\n\n").replace("../../tests/fixtures/configs/", ""));
+}
+
+#[test]
+fn the_text_is_no_part_of_the_tokens_and_samples_have_whole_groups_of_four_frames() {
+    let sets = ["model.latent_frames=21", "model.latent_height=60", "model.latent_width=104"];
+    assert_eq!(wan(&sets).model.seq_len(), 32_760);
+    let sample = |frames: &str| {
+        let prompts = format!("sample.prompts=[\"a rabbit --f {frames}\"]");
+        wan(&[&prompts, "encoders.folder=/model"]).samples()
+    };
+    let spec = &sample("9").unwrap()[0];
+    assert_eq!((spec.frames, spec.scheduler, spec.shift), (9, SampleScheduler::Unipc, 5.0));
+    assert!(!spec.dynamic_guidance);
+    let refused = valid("wan.toml", &["sample.prompts=[\"a rabbit --f 8\"]", "encoders.folder=/model"]).unwrap_err();
+    assert!(refused.to_string().contains("use 5 or 9 frames"), "{refused}");
+}
+
+#[test]
+fn a_step_of_the_1_3b_model_has_the_flops_of_its_layers() {
+    let model = [
+        "model.num_layers=30",
+        "model.num_heads=12",
+        "model.head_dim=128",
+        "model.ffn_dim=8960",
+        "model.text_len=512",
+        "model.latent_frames=21",
+        "model.latent_height=60",
+        "model.latent_width=104",
+    ];
+    let cost = wan(&model).cost();
+    assert_eq!(cost.params, 1_418_996_800);
+    // 2 FLOPs for each weight of a block and token, and 4·L·(L + T)·D of attention.
+    let (l, t, d, h) = (32_760.0, 512.0, 1536.0, 8960.0);
+    let block = 4.0 * l * (l + t) * d + 2.0 * d * d * (6.0 * l + 2.0 * t) + 4.0 * l * d * h;
+    assert!((cost.forward_flops / (30.0 * block) - 1.0).abs() < 0.002, "{}", cost.forward_flops / (30.0 * block));
+}
