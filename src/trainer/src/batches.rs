@@ -141,13 +141,13 @@ fn make<O: Objective>(
 mod tests {
     use super::*;
     use crate::data::tests::{dataset, open, temp};
-    use crate::parallelize::network;
+    use crate::families::cogvideox;
     use dit::objective::VPrediction;
     use recipe::{ComputeDtype, LossWeighting, Recipe};
 
     fn noising(recipe: &Recipe) -> Noising<VPrediction> {
         let objective = VPrediction::new(&recipe.model, &recipe.loss);
-        Noising::new(recipe, network(recipe).family(), objective, 7)
+        Noising::new(recipe, cogvideox(recipe).family(), objective, 7)
     }
 
     /// Returns the samples of one of two ranks, each with two samples per step.

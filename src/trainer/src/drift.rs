@@ -136,7 +136,8 @@ fn hash(values: &Tensor) -> Tensor {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::parallelize::{network, unit_tables};
+    use crate::families::cogvideox;
+    use crate::parallelize::unit_tables;
     use crate::tests::support::{Rank, on_ranks, recipe};
     use tch::Device;
 
@@ -170,7 +171,7 @@ mod tests {
             let failures = on_ranks(recipe.mesh, |groups| {
                 let tables = unit_tables(&recipe);
                 let is_victim = groups.world.rank() == victim;
-                let rank = Rank::new(&recipe, tables, network(&recipe).family(), groups);
+                let rank = Rank::new(&recipe, tables, cogvideox(&recipe).family(), groups);
                 assert_eq!(check(&rank.fsdp, &rank.tables, 7, true), Ok(()));
                 let owned = rank.fsdp.owned();
                 let changed = owned.iter().rev().find(|owned| rank.tables[owned.unit][owned.range.slot].name == name);

@@ -15,6 +15,7 @@ mod drift;
 mod ema;
 mod encode;
 mod exchange;
+mod families;
 mod fault;
 mod init;
 mod interface;

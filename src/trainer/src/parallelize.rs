@@ -3,7 +3,6 @@
 use crate::step::compute_kind;
 use c10d::Group;
 use dit::block::ActivationCheckpointing;
-use dit::cogvideox::CogVideoX;
 use dit::dropout::Dropout;
 use dit::family::Family;
 use dit::mixers::Kept;
@@ -36,13 +35,7 @@ pub fn by_unit(specs: Vec<ParamSpec>) -> Vec<Vec<ParamSpec>> {
     tables
 }
 
-/// Builds the network of a recipe.
-pub fn network(recipe: &Recipe) -> Network<CogVideoX> {
-    let family = CogVideoX::new(&recipe.model, recipe.remat.scan_group);
-    network_of(family.on_gpu(recipe.train.ttt_scan, recipe.train.fused), recipe)
-}
-
-/// Builds a network of any family with the activation checkpointing and the adapters of a recipe.
+/// Builds a network with the activation checkpointing and the adapters of a recipe.
 pub fn network_of<F: Family>(family: F, recipe: &Recipe) -> Network<F> {
     let remat = &recipe.remat;
     let checkpointing = match (Kept { attention: remat.keep_attention, scans: remat.keep_scan }, Kept::default()) {

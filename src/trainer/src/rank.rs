@@ -1,7 +1,7 @@
 //! The process of one rank: reads the environment that the supervisor set, joins the other ranks and runs the task.
 
+use crate::families::{Work, with_model};
 use crate::log::RunLog;
-use crate::parallelize::network;
 use crate::phase::{self, Phase};
 use crate::torch_failure::failed;
 use crate::trainer::{Finish, Trainer};
@@ -9,7 +9,9 @@ use crate::watchdog::{Reported, Watchdog};
 use crate::{device, encode, interface, out_of_memory, sample, signals, torch_failure};
 use c10d::Store;
 use cluster::NodeId;
-use dit::objective::VPrediction;
+use dit::family::Family;
+use dit::network::Network;
+use dit::objective::Objective;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use recipe::{Recipe, Task, WAIT_OUTSIDE_STEPS};
 use rundir::{Attempt, ErrorCode, EventKind, Failure, Run, RunDir};
@@ -141,10 +143,23 @@ fn encode_clips(
 }
 
 fn train(run: &RunDir, meta: &Run, recipe: &Recipe, attempt: Attempt, place: &RankEnv) -> Result<Finish, Failure> {
+    struct Training<'a> {
+        run: &'a RunDir,
+        meta: &'a Run,
+        attempt: Attempt,
+        groups: (MeshGroups, usize),
+    }
+
+    impl Work for Training<'_> {
+        type Done = Result<Finish, Failure>;
+
+        fn run<F: Family, O: Objective>(self, network: Network<F>, objective: O) -> Self::Done {
+            Trainer::new(self.run.clone(), self.meta, self.attempt, self.groups, (network, objective))?.run()
+        }
+    }
+
     let groups = start(recipe, &attempt, place)?;
-    // A recipe of another family passes its own network and objective here.
-    let model = |recipe: &Recipe| (network(recipe), VPrediction::new(&recipe.model, &recipe.loss));
-    Trainer::new(run.clone(), meta, attempt, (groups, place.local_world), model)?.run()
+    with_model(recipe, Training { run, meta, attempt, groups: (groups, place.local_world) })
 }
 
 /// Chooses the device and joins the other ranks.

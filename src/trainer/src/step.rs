@@ -314,7 +314,8 @@ struct RankReport {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::parallelize::{network, unit_tables};
+    use crate::families::cogvideox;
+    use crate::parallelize::unit_tables;
     use crate::tests::support::{Rank, on_ranks, recipe};
 
     #[test]
@@ -334,7 +335,7 @@ mod tests {
             let recipe = recipe(mesh, &["train.global_batch=4"]);
             let norms = on_ranks(recipe.mesh, |groups| {
                 let first = groups.replicate.rank() == 0;
-                let rank = Rank::new(&recipe, unit_tables(&recipe), network(&recipe).family(), groups);
+                let rank = Rank::new(&recipe, unit_tables(&recipe), cogvideox(&recipe).family(), groups);
                 for shard in rank.fsdp.shards() {
                     // Simulate a rounding error on the second replica.
                     let _ = tch::no_grad(|| shard.grad.shallow_clone().fill_(if first { 0.5 } else { 0.5 + 1e-7 }));

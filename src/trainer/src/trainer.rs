@@ -120,8 +120,8 @@ struct Progress {
 impl<F: Family, O: Objective> Trainer<F, O> {
     /// Builds the model, optimizer and data of this rank, and loads the checkpoint that the attempt starts from. A collective.
     ///
-    /// The number after the groups is that of the ranks on this node, which share its memory. `model` builds the network and the
-    /// objective of a recipe.
+    /// The number after the groups is that of the ranks on this node, which share its memory. The network and the objective are those of the
+    /// attempt's recipe.
     ///
     /// # Errors
     /// The data set or the checkpoint does not fit the recipe, or memory is short. Every rank returns the failure of the rank that
@@ -131,10 +131,9 @@ impl<F: Family, O: Objective> Trainer<F, O> {
         meta: &Run,
         attempt: Attempt,
         (groups, ranks_on_node): (MeshGroups, usize),
-        model: impl FnOnce(&Recipe) -> (Network<F>, O),
+        (network, objective): (Network<F>, O),
     ) -> Result<Self, Failure> {
         let mut recipe = attempt.effective(&meta.recipe()?);
-        let (network, objective) = model(&recipe);
         let signals = Signals::watch()?;
         let data = Data::open(&recipe, &groups.world)?;
         recipe.train.length = Length::Steps(data.steps());

@@ -5,7 +5,7 @@ use super::FIRST_FRAME;
 use crate::diffusion::Target;
 use crate::family::Conditions;
 use crate::objective::Objective;
-use recipe::Shape;
+use recipe::{Flow, FlowWeighting, NoiseLevels, Shape};
 use tch::{Kind, Tensor};
 
 /// The timestep of pure noise.
@@ -70,6 +70,23 @@ fn steps(shift: f64) -> impl Iterator<Item = f64> {
 }
 
 impl FlowMatching {
+    /// Returns the objective of a recipe.
+    pub fn new(keys: &Flow) -> Self {
+        FlowMatching {
+            levels: match keys.levels {
+                NoiseLevels::Uniform => Levels::Uniform,
+                NoiseLevels::LogitNormal => Levels::LogitNormal { scale: keys.scale },
+                NoiseLevels::Steps => Levels::Steps,
+            },
+            shift: keys.shift,
+            range: [keys.min_level, keys.max_level],
+            weighting: match keys.weighting {
+                FlowWeighting::None => Weighting::None,
+                FlowWeighting::Bell => Weighting::Bell,
+            },
+        }
+    }
+
     /// Returns the noise levels at quantiles of their distribution within [`FlowMatching::range`].
     fn sigmas(&self, quantiles: &[f64]) -> Vec<f64> {
         let [least, most] = self.range;

@@ -10,7 +10,8 @@ use crate::torch_failure::failed;
 use dit::diffusion::NoiseSchedule;
 use dit::family::{Conditions, Family, Inputs};
 use dit::network::Network;
-use dit::sampler::{Guidance, Prediction, Sampler};
+use dit::sampler::{Guidance, Prediction, Sampler, Stepped};
+use dit::wan::sampling::{FlowGuidance, FlowSampler};
 use recipe::{SampleScheduler, SampleSpec};
 use sharding::fsdp::Fsdp;
 use std::cell::RefCell;
@@ -20,7 +21,6 @@ use tch::{Device, Kind, Tensor};
 pub struct Denoiser<'a, F: Family> {
     pub fsdp: &'a mut Fsdp,
     pub network: &'a Network<F>,
-    pub schedule: &'a NoiseSchedule,
     /// The dtype of the network's computation.
     pub compute: Kind,
 }
@@ -44,7 +44,7 @@ impl<F: Family> Denoiser<'_, F> {
         after_step: &mut AfterStep<'_>,
     ) -> Result<Tensor, Ended> {
         let (device, compute) = (self.fsdp.groups().device, self.compute);
-        let sampler = sampler(spec, self.schedule);
+        let scheduler = Scheduler::of(spec);
         // An odd number of latent frames is padded at the front to whole patches. The added frames are dropped at the
         // end.
         let (model, network) = (&spec.model, self.network);
@@ -56,7 +56,7 @@ impl<F: Family> Denoiser<'_, F> {
         let mut noise = |draw| upload(&noise(draw, &size), device);
         let prepared = |tensor: &Tensor| upload(&tensor.to_kind(compute), device);
         let mut text = prepared(&texts.joined(&spec.texts));
-        if sampler.is_guided() {
+        if scheduler.is_guided() {
             text = Tensor::cat(&[&prepared(&texts.joined(&spec.negatives)), &text], 0);
         }
         let batch = text.size()[0];
@@ -68,11 +68,11 @@ impl<F: Family> Denoiser<'_, F> {
         // `predict` gathers parameters through this cell, and `after_step` uses its groups. They never run at the same
         // time.
         let fsdp = RefCell::new(&mut *self.fsdp);
-        let predict = |x: &Tensor, timestep: i64| {
+        let predict = |x: &Tensor, timestep: Tensor| {
             let inputs = Inputs {
                 latent: x.to_kind(compute).repeat([batch, 1, 1, 1, 1]),
                 text: text.shallow_clone(),
-                timestep: Tensor::full([batch], timestep, (Kind::Int64, device)),
+                timestep: upload(&timestep, device).repeat([batch]),
                 conditions: conditions.iter().map(|(role, tensor)| (*role, tensor.shallow_clone())).collect(),
             };
             let velocity =
@@ -83,7 +83,7 @@ impl<F: Family> Denoiser<'_, F> {
             })
         };
         let start = noise(Draw::Start);
-        let latent = sampler.sample(
+        let latent = scheduler.sample(
             &start,
             predict,
             |step| noise(Draw::Step(step)),
@@ -116,17 +116,62 @@ pub fn drawn(spec: &SampleSpec, device: Device) -> impl FnMut(Draw, &[i64]) -> T
     }
 }
 
-/// Returns the sampler of a sample.
-pub fn sampler(spec: &SampleSpec, schedule: &NoiseSchedule) -> Sampler {
-    let guidance = if spec.dynamic_guidance && spec.guidance > 1.0 {
-        Guidance::dynamic(spec.guidance)
-    } else {
-        Guidance::Constant(spec.guidance)
-    };
-    let spacing = spec.model.cogvideox().timestep_spacing;
-    match spec.scheduler {
-        SampleScheduler::Ddim => Sampler::ddim(schedule, spacing, spec.steps, guidance),
-        SampleScheduler::Vpsde => Sampler::vpsde(spec.steps, guidance),
-        SampleScheduler::Dpm | SampleScheduler::Auto => Sampler::dpm(schedule, spacing, spec.steps, guidance),
+/// The scheduler of a sample.
+pub enum Scheduler {
+    /// For v-prediction, with whole timesteps.
+    Velocity(Sampler),
+    /// For flow matching.
+    Flow(FlowSampler, FlowGuidance),
+}
+
+impl Scheduler {
+    /// Returns the scheduler of a sample.
+    pub fn of(spec: &SampleSpec) -> Self {
+        let guidance = if spec.dynamic_guidance && spec.guidance > 1.0 {
+            Guidance::dynamic(spec.guidance)
+        } else {
+            Guidance::Constant(spec.guidance)
+        };
+        let of_cogvideox = || (NoiseSchedule::new(&spec.model), spec.model.cogvideox().timestep_spacing);
+        let flow = |sampler| Scheduler::Flow(sampler, FlowGuidance { scale: spec.guidance, low: None });
+        match spec.scheduler {
+            SampleScheduler::Unipc => flow(FlowSampler::unipc(spec.steps, spec.shift)),
+            SampleScheduler::Euler => flow(FlowSampler::euler(spec.steps, spec.shift)),
+            SampleScheduler::Vpsde => Scheduler::Velocity(Sampler::vpsde(spec.steps, guidance)),
+            SampleScheduler::Ddim => {
+                let (schedule, spacing) = of_cogvideox();
+                Scheduler::Velocity(Sampler::ddim(&schedule, spacing, spec.steps, guidance))
+            }
+            SampleScheduler::Dpm | SampleScheduler::Auto => {
+                let (schedule, spacing) = of_cogvideox();
+                Scheduler::Velocity(Sampler::dpm(&schedule, spacing, spec.steps, guidance))
+            }
+        }
+    }
+
+    /// Returns whether the network must also predict without the text.
+    fn is_guided(&self) -> bool {
+        match self {
+            Scheduler::Velocity(sampler) => sampler.is_guided(),
+            Scheduler::Flow(_, guidance) => guidance.scale > 1.0,
+        }
+    }
+
+    /// Samples a latent from noise. `network` gets a noised latent and its timestep, a scalar.
+    fn sample<E>(
+        &self,
+        noise: &Tensor,
+        mut network: impl FnMut(&Tensor, Tensor) -> Result<Prediction, E>,
+        draw: impl FnMut(usize) -> Tensor,
+        after: impl FnMut(Stepped<'_>) -> Result<(), E>,
+    ) -> Result<Tensor, E> {
+        match self {
+            Scheduler::Velocity(sampler) => {
+                sampler.sample(noise, |x, timestep| network(x, Tensor::from(timestep)), draw, after)
+            }
+            Scheduler::Flow(sampler, guidance) => {
+                sampler.sample(noise, guidance, |x, call| network(x, Tensor::from(call.timestep as f32)), after)
+            }
+        }
     }
 }

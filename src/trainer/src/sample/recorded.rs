@@ -7,12 +7,12 @@ use super::decode::{decode, encode_pixels, frames};
 use super::denoise::{Denoiser, Draw};
 use super::texts::Texts;
 use crate::checkpoint::{self, Loaded, Restore, TrainingState};
+use crate::families::cogvideox;
 use crate::optim::OptimizerState;
 use crate::oracle;
-use crate::parallelize::{frozen_layouts, network, unit_tables};
+use crate::parallelize::{frozen_layouts, unit_tables};
 use crate::tensor_file::write;
 use camino::{Utf8Path, Utf8PathBuf};
-use dit::diffusion::NoiseSchedule;
 use dit::family::Conditions;
 use recipe::{DynamicGuidance, Model, Recipe, SampleScheduler};
 use serde_json::Value;
@@ -163,7 +163,6 @@ fn follow(path: &Utf8Path) {
     let recipe = case.recipe(source.model().unwrap(), folder);
     let spec = &super::specs(&recipe).unwrap_or_else(|failure| panic!("{path}: {failure}"))[0];
     let mut fsdp = load(&recipe, &checkpoint);
-    let schedule = NoiseSchedule::new(&recipe.model);
     let start = case.either(["in.latents", "in.latents_drawn"]).unwrap();
     let text = case.either(["in.prompt_embeds", "out.prompt_embeds"]).unwrap();
     let negative = case.either(["in.negative_prompt_embeds", "out.negative_prompt_embeds"]);
@@ -202,8 +201,8 @@ fn follow(path: &Utf8Path) {
             assert_eq!(noise.size(), shape);
             noise
         };
-        let network = network(&recipe);
-        let mut denoiser = Denoiser { fsdp: &mut fsdp, network: &network, schedule: &schedule, compute: Kind::Float };
+        let network = cogvideox(&recipe);
+        let mut denoiser = Denoiser { fsdp: &mut fsdp, network: &network, compute: Kind::Float };
         let latent = denoiser.sample(spec, &texts, &conditions, &mut noise, &mut |_| Ok(())).unwrap();
         let last = case.tensor("out.latents");
         let want = own(&last.get(last.size()[0] - 1));

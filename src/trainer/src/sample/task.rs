@@ -7,18 +7,21 @@ use crate::adapter_files;
 use crate::checkpoint::{self, Loaded, Restore, TrainingState};
 use crate::deadline::Deadline;
 use crate::exchange::{agree_on, finish_together};
+use crate::families::{Work, with_model};
 use crate::fault;
 use crate::log::RunLog;
 use crate::optim::OptimizerState;
-use crate::parallelize::{frozen_layouts, network, unit_tables};
+use crate::parallelize::{frozen_layouts, unit_tables};
 use crate::requests::StopSources;
 use crate::signals::Signals;
 use crate::step::compute_kind;
 use crate::torch_failure::failed;
 use crate::trainer::Finish;
 use c10d::Group;
-use dit::diffusion::NoiseSchedule;
-use recipe::UseEma;
+use dit::family::Family;
+use dit::network::Network;
+use dit::objective::Objective;
+use recipe::{Recipe, UseEma};
 use rundir::{
     Attempt, ErrorCode, EventKind, Failure, MetricSample, Run, RunDir, RunId, SampleClaim, SampleFolder,
     SamplingProgress, StartFrom, now_s,
@@ -32,7 +35,35 @@ use std::time::Instant;
 /// # Errors
 /// The weights or the encoders cannot be read, a video cannot be made, or a peer is lost.
 pub fn run(run: &RunDir, meta: &Run, attempt: Attempt, groups: MeshGroups) -> Result<Finish, Failure> {
+    struct Videos<'a> {
+        run: &'a RunDir,
+        meta: &'a Run,
+        attempt: Attempt,
+        recipe: &'a Recipe,
+        groups: MeshGroups,
+    }
+
+    impl Work for Videos<'_> {
+        type Done = Result<Finish, Failure>;
+
+        fn run<F: Family, O: Objective>(self, network: Network<F>, _: O) -> Self::Done {
+            make(self.run, self.meta, &self.attempt, self.recipe, self.groups, network)
+        }
+    }
+
     let recipe = attempt.effective(&meta.recipe()?);
+    with_model(&recipe, Videos { run, meta, attempt, recipe: &recipe, groups })
+}
+
+/// Does the work of [`run`] with the network of the recipe.
+fn make<F: Family>(
+    run: &RunDir,
+    meta: &Run,
+    attempt: &Attempt,
+    recipe: &Recipe,
+    groups: MeshGroups,
+    network: Network<F>,
+) -> Result<Finish, Failure> {
     let signals = Signals::watch()?;
     let first = groups.world.rank() == 0;
     let log = if first { Some(RunLog::open(run, attempt.number, 0)) } else { None };
@@ -42,7 +73,7 @@ pub fn run(run: &RunDir, meta: &Run, attempt: Attempt, groups: MeshGroups) -> Re
             log.event(step, kind);
         }
     };
-    let specs = agree_on(&groups.world, specs(&recipe))?;
+    let specs = agree_on(&groups.world, specs(recipe))?;
     let programs = if first { video::check_installed().map(|_| ()) } else { Ok(()) };
     agree_on(&groups.world, programs)?;
     let StartFrom::Weights { path } = attempt.start.clone() else {
@@ -55,10 +86,10 @@ pub fn run(run: &RunDir, meta: &Run, attempt: Attempt, groups: MeshGroups) -> Re
     };
     // The text encoder is freed before the network is loaded.
     let texts = Texts::encode(&recipe.encoders, &recipe.model, &specs, &groups.world, groups.device)?;
-    let tables = unit_tables(&recipe);
+    let tables = unit_tables(recipe);
     let compute = compute_kind(recipe.train.dtype);
     let groups = MeshGroups { tp_pieces: recipe.train.tp_pieces, ..groups };
-    let mut fsdp = Fsdp::new(frozen_layouts(&recipe, &tables), groups, compute);
+    let mut fsdp = Fsdp::new(frozen_layouts(recipe, &tables), groups, compute);
     let mut moments = OptimizerState::new(&fsdp, &tables, &recipe.optimizer).map_err(failed)?;
     let mut state = TrainingState { fsdp: &fsdp, moments: &mut moments, ema: None, tables: &tables, base: None };
     // Both kinds of restore require all tensors, also those of TTT layers. They read no optimizer state, because no tensor is trained.
@@ -86,7 +117,7 @@ pub fn run(run: &RunDir, meta: &Run, attempt: Attempt, groups: MeshGroups) -> Re
     let total: u64 = specs.iter().map(|spec| spec.steps as u64).sum();
     let target = Target { folder: run.sample_folder(meta), source: &source };
 
-    let whole = target.whole(&recipe, &specs, &fsdp.groups().world)?;
+    let whole = target.whole(recipe, &specs, &fsdp.groups().world)?;
     let wanted: Vec<usize> = (0..specs.len()).filter(|index| !whole.contains(index)).collect();
     let claimed = if first { claim(&target.folder, &meta.id, &wanted) } else { Ok(()) };
     agree_on(&fsdp.groups().world, claimed)?;
@@ -100,15 +131,14 @@ pub fn run(run: &RunDir, meta: &Run, attempt: Attempt, groups: MeshGroups) -> Re
         event(&mut log, done, EventKind::Restored { restored, not_restored, seconds: 0.0 });
     }
 
-    let schedule = NoiseSchedule::new(&recipe.model);
     let deadline = Deadline::new(recipe.run.time_limit, 0.0);
     let (_, ranks) = fsdp.groups().data_place();
-    let network = network(&recipe).on(fsdp.groups().device);
+    let network = network.on(fsdp.groups().device);
     let stop = StopSources { signals: &signals, first: first.then_some((run, &deadline)) };
     for round in rounds(&specs, &wanted, ranks) {
         let mut last = Instant::now();
         let began = Instant::now();
-        let mut denoiser = Denoiser { fsdp: &mut fsdp, network: &network, schedule: &schedule, compute };
+        let mut denoiser = Denoiser { fsdp: &mut fsdp, network: &network, compute };
         let many = round.len() as u64;
         let sampled = done + many * specs[round[0]].steps as u64;
         let mut after_step = |world: &Group| {
@@ -136,7 +166,7 @@ pub fn run(run: &RunDir, meta: &Run, attempt: Attempt, groups: MeshGroups) -> Re
             }
             Ok(())
         };
-        match make_round(&mut denoiser, &recipe, &specs, &round, &texts, &target, &mut after_step) {
+        match make_round(&mut denoiser, recipe, &specs, &round, &texts, &target, &mut after_step) {
             Ok(()) => {}
             Err(Ended::Failed(failure)) => return Err(failure),
             Err(Ended::Stopped(source)) => {

@@ -9,7 +9,6 @@ use crate::requests::StopSources;
 use crate::step::compute_kind;
 use crate::torch_failure::failed;
 use c10d::Group;
-use dit::diffusion::NoiseSchedule;
 use dit::family::Family;
 use dit::network::Network;
 use dit::objective::Objective;
@@ -102,8 +101,7 @@ impl TrainingSamples {
         let (_, ranks) = fsdp.groups().data_place();
         let whole = target.whole(recipe, &self.specs, &fsdp.groups().world)?;
         let wanted: Vec<usize> = (0..self.specs.len()).filter(|index| !whole.contains(index)).collect();
-        let schedule = NoiseSchedule::new(&recipe.model);
-        let mut denoiser = Denoiser { fsdp, network, schedule: &schedule, compute: self.compute };
+        let mut denoiser = Denoiser { fsdp, network, compute: self.compute };
         let mut made = Vec::new();
         for round in rounds(&self.specs, &wanted, ranks) {
             let mut after_step = |world: &Group| match stop.agreed(world)? {

@@ -1,8 +1,9 @@
 //! Compares the bytes that a step sends with the forecast of `vidtui check`. The ranks of a mesh are threads, over gloo.
 
+use crate::families::cogvideox;
 use crate::init;
 use crate::optim::OptimizerState;
-use crate::parallelize::{fsdp, network, unit_tables};
+use crate::parallelize::{fsdp, unit_tables};
 use crate::requests::SaveStopRequests;
 use crate::step::{Step, compute_kind};
 use crate::tests::support::{on_ranks, plan, recipe};
@@ -40,7 +41,7 @@ const SIZES: [&str; 9] = [
 fn sent(recipe: &Recipe, groups: MeshGroups) -> (Traffic, u64) {
     let (m, tables, compute) = (&recipe.model, unit_tables(recipe), compute_kind(recipe.train.dtype));
     let mut fsdp = fsdp(recipe, &tables, groups, None).unwrap();
-    let (network, objective) = (network(recipe), VPrediction::new(m, &recipe.loss));
+    let (network, objective) = (cogvideox(recipe), VPrediction::new(m, &recipe.loss));
     init::randomize(&fsdp, &tables, network.family(), 1).unwrap();
     let mut moments = OptimizerState::new(&fsdp, &tables, &recipe.optimizer).unwrap();
     let step = Step { recipe, network: &network, objective: &objective, seed: 0 };

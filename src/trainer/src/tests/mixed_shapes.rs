@@ -2,7 +2,8 @@
 
 use crate::batches::Batches;
 use crate::data::Data;
-use crate::parallelize::{network, unit_tables};
+use crate::families::cogvideox;
+use crate::parallelize::unit_tables;
 use crate::requests::SaveStopRequests;
 use crate::seeds::{self, Purpose};
 use crate::step::Step;
@@ -32,7 +33,7 @@ const SIZES: [&str; 8] = [
 
 /// Trains `steps` steps over the shapes in turn, from the shape at `first` on; returns the losses.
 fn losses(recipe: &Recipe, groups: MeshGroups, first: usize, steps: u64) -> Vec<f64> {
-    let (network, objective) = (network(recipe), VPrediction::new(&recipe.model, &recipe.loss));
+    let (network, objective) = (cogvideox(recipe), VPrediction::new(&recipe.model, &recipe.loss));
     let mut rank = Rank::new(recipe, unit_tables(recipe), network.family(), groups);
     let step = Step { recipe, network: &network, objective: &objective, seed: 3 };
     rank.train(&step, 0..steps, |number, samples| {
@@ -94,7 +95,7 @@ fn dataset(folder: &camino::Utf8Path, items: usize) -> camino::Utf8PathBuf {
 
 /// Trains steps of a data set from sample `first`; returns the loss of each step, and the next sample and the tokens of each step.
 fn run(recipe: &Recipe, groups: MeshGroups, first: u64, steps: u64) -> (Vec<f64>, Vec<(u64, f64)>) {
-    let (network, objective) = (network(recipe), VPrediction::new(&recipe.model, &recipe.loss));
+    let (network, objective) = (cogvideox(recipe), VPrediction::new(&recipe.model, &recipe.loss));
     let (mut data, mut batches) = (Data::open(recipe, &groups.world).unwrap(), Batches::default());
     let mut rank = Rank::new(recipe, unit_tables(recipe), network.family(), groups);
     let step = Step { recipe, network: &network, objective: &objective, seed: 3 };

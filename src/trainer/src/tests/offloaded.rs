@@ -1,7 +1,8 @@
 //! Trains with blocks, optimizer state and saved inputs in a backing store, and compares with training without a store.
 
 use crate::ema::EmaWeights;
-use crate::parallelize::{network, unit_tables};
+use crate::families::cogvideox;
+use crate::parallelize::unit_tables;
 use crate::step::Step;
 use crate::tests::support::{Rank, on_ranks, random_batch, recipe};
 use dit::objective::VPrediction;
@@ -34,7 +35,7 @@ struct Trained {
 }
 
 fn trained(recipe: &Recipe, groups: MeshGroups) -> Trained {
-    let (network, objective) = (network(recipe), VPrediction::new(&recipe.model, &recipe.loss));
+    let (network, objective) = (cogvideox(recipe), VPrediction::new(&recipe.model, &recipe.loss));
     let mut rank = Rank::new(recipe, unit_tables(recipe), network.family(), groups);
     let step = Step { recipe, network: &network, objective: &objective, seed: 3 };
     let mut ema = EmaWeights::new(&rank.fsdp, &recipe::Ema { decay: 0.9, ..recipe::Ema::default() }).unwrap().unwrap();

@@ -5,9 +5,10 @@
 
 use crate::checkpoint::{self, Loaded, Restore, SaveInfo, StagingMemory, TrainingState};
 use crate::data::kind;
+use crate::families::cogvideox;
 use crate::optim::OptimizerState;
 use crate::oracle;
-use crate::parallelize::{Sharded, flat_part, layouts, network, unit_tables};
+use crate::parallelize::{Sharded, flat_part, layouts, unit_tables};
 use crate::requests::SaveStopRequests;
 use crate::step::Step;
 use crate::tests::support::plan;
@@ -202,7 +203,7 @@ fn pass(case: &Case) -> usize {
     let schedule = NoiseSchedule::new(&recipe.model);
     let (inputs, target) = case.noised(&schedule, &recipe, &Draw::read(&case.inputs, "fb"));
     let mut loss = 0.0;
-    let done = network(&recipe)
+    let done = cogvideox(&recipe)
         .forward_backward(&mut Sharded(&mut rank.fsdp), &inputs, |output| {
             let mean = target.loss(output).mean(Kind::Float);
             loss = mean.double_value(&[]);
@@ -288,7 +289,7 @@ fn export(case: &Case, rank: &mut Rank) {
 fn train(case: &Case, recipe: Recipe, groups: MeshGroups) {
     let mut rank = Rank::new(case, recipe, groups);
     rank.start_from(&case.train, "param.init.");
-    let (recipe, network) = (rank.recipe.clone(), network(&rank.recipe));
+    let (recipe, network) = (rank.recipe.clone(), cogvideox(&rank.recipe));
     let objective = VPrediction::new(&recipe.model, &recipe.loss);
     let step = Step { recipe: &recipe, network: &network, objective: &objective, seed: 0 };
     let draws = Draw::read(&case.inputs, "train");

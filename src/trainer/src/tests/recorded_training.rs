@@ -3,11 +3,12 @@
 //! Reads `ttt/train_*.safetensors` of the oracle, and takes all sizes and settings from the files. The ranks of a mesh are
 //! child processes of this test program, over gloo, with their task in an environment variable.
 
+use crate::families::cogvideox;
 use crate::init;
 use crate::optim::OptimizerState;
 use crate::oracle;
 use crate::oracle_device;
-use crate::parallelize::{flat_part, layouts, network, unit_tables};
+use crate::parallelize::{flat_part, layouts, unit_tables};
 use crate::requests::SaveStopRequests;
 use crate::step::{Outcome, Step};
 use crate::tensor_file::write;
@@ -218,7 +219,7 @@ fn rank(trace: &Trace, recipe: &Recipe, groups: MeshGroups) -> (Vec<Outcome>, Op
     let tables = unit_tables(recipe);
     let mut fsdp = Fsdp::new(layouts(recipe, &tables), groups, Kind::Float);
     let device = fsdp.groups().device;
-    let network = network(recipe).on(device);
+    let network = cogvideox(recipe).on(device);
     init::randomize(&fsdp, &tables, network.family(), 1).unwrap();
     let pieces = |fsdp: &Fsdp, prefix: &str| {
         let mut pieces = Vec::new();

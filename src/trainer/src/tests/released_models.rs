@@ -2,9 +2,10 @@
 
 use crate::batches::Batches;
 use crate::data::Data;
+use crate::families::cogvideox;
 use crate::init;
 use crate::optim::OptimizerState;
-use crate::parallelize::{layouts, network, unit_tables};
+use crate::parallelize::{layouts, unit_tables};
 use crate::requests::SaveStopRequests;
 use crate::step::{Step, compute_kind};
 use c10d::Group;
@@ -106,7 +107,7 @@ fn train(recipe: &Recipe) -> Vec<[f64; 2]> {
     let mut data = Data::open(recipe, &Group::alone()).unwrap_or_else(|failure| panic!("{failure}"));
     let tables = unit_tables(recipe);
     let mut fsdp = Fsdp::new(layouts(recipe, &tables), MeshGroups::alone(), compute_kind(recipe.train.dtype));
-    let (network, objective) = (network(recipe), VPrediction::new(&recipe.model, &recipe.loss));
+    let (network, objective) = (cogvideox(recipe), VPrediction::new(&recipe.model, &recipe.loss));
     init::randomize(&fsdp, &tables, network.family(), 1).unwrap();
     if recipe.saves_adapters_only() {
         // New gates are zero, so that no gradient reaches the layers behind them. The gates of a released model are not zero.

@@ -1,6 +1,7 @@
 //! Trains with settings that need several shards, and compares with training without these settings.
 
-use crate::parallelize::{network, unit_tables};
+use crate::families::cogvideox;
+use crate::parallelize::unit_tables;
 use crate::step::Step;
 use crate::tests::support::{Rank, assert_same_losses, on_ranks, random_batch, recipe};
 use dit::objective::VPrediction;
@@ -25,7 +26,7 @@ const SIZES: [&str; 12] = [
 fn losses(mesh: [usize; 3], sets: &[&str]) -> Vec<Vec<f64>> {
     let recipe = recipe(mesh, &[&SIZES[..], sets].concat());
     on_ranks(recipe.mesh, |groups| {
-        let (network, objective) = (network(&recipe), VPrediction::new(&recipe.model, &recipe.loss));
+        let (network, objective) = (cogvideox(&recipe), VPrediction::new(&recipe.model, &recipe.loss));
         let mut rank = Rank::new(&recipe, unit_tables(&recipe), network.family(), groups);
         let step = Step { recipe: &recipe, network: &network, objective: &objective, seed: 3 };
         rank.train(&step, 0..4, |_, samples| random_batch(samples, &[3, 16, 4, 4], &[16, 8]))

@@ -1,6 +1,7 @@
 //! The order of exchanges of tokens and computations in a backward pass, from libtorch's trace.
 
-use crate::parallelize::{Sharded, network, unit_tables};
+use crate::families::cogvideox;
+use crate::parallelize::{Sharded, unit_tables};
 use crate::tests::support::{Rank, on_ranks, recipe};
 use c10d::profile::Recording;
 use dit::parallel::TokenCollectives;
@@ -14,7 +15,7 @@ fn backward_order(run: impl Fn(&TokenCollectives<'_>, &Tensor, &Tensor) -> Tenso
     let folder = tempfile::tempdir().unwrap();
     on_ranks(recipe.mesh, |groups| {
         let first = groups.tp.rank() == 0;
-        let mut rank = Rank::new(&recipe, unit_tables(&recipe), network(&recipe).family(), groups);
+        let mut rank = Rank::new(&recipe, unit_tables(&recipe), cogvideox(&recipe).family(), groups);
         let tp = Sharded(&mut rank.fsdp);
         let leaf = |size: &[i64]| Tensor::ones(size, (Kind::Float, Device::Cpu)).set_requires_grad(true);
         let (x, weight) = (leaf(&[1, 7, 4]), leaf(&[4, 4]));

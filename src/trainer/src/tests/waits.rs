@@ -1,6 +1,7 @@
 //! Tests that the host waits for the device only at named places of a step.
 
-use crate::parallelize::{network, unit_tables};
+use crate::families::cogvideox;
+use crate::parallelize::unit_tables;
 use crate::requests::SaveStopRequests;
 use crate::step::Step;
 use crate::tests::support::{Rank, on_ranks, plan, random_batch, recipe};
@@ -28,7 +29,7 @@ const STEPS: u64 = 3;
 
 /// Returns the waits of the steps after the first one, which also computes tensors that later steps of the shape reuse.
 fn waits(recipe: &Recipe, groups: MeshGroups) -> Vec<Wait> {
-    let (network, objective) = (network(recipe), VPrediction::new(&recipe.model, &recipe.loss));
+    let (network, objective) = (cogvideox(recipe), VPrediction::new(&recipe.model, &recipe.loss));
     let mut rank = Rank::new(recipe, unit_tables(recipe), network.family(), groups);
     let step = Step { recipe, network: &network, objective: &objective, seed: 3 };
     let mut train = |steps| rank.train(&step, steps, |_, samples| random_batch(samples, &[3, 16, 8, 8], &[16, 8]));
@@ -120,7 +121,7 @@ fn a_rank_is_not_busy_while_it_waits_for_a_slow_rank_of_any_axis() {
     for mesh in [[1, 1, 2], [1, 2, 1], [2, 1, 1]] {
         let recipe = recipe(mesh, &SIZES);
         let outcomes = on_ranks(recipe.mesh, |groups| {
-            let (network, objective) = (network(&recipe), VPrediction::new(&recipe.model, &recipe.loss));
+            let (network, objective) = (cogvideox(&recipe), VPrediction::new(&recipe.model, &recipe.loss));
             let mut rank = Rank::new(&recipe, unit_tables(&recipe), network.family(), groups);
             let step = Step { recipe: &recipe, network: &network, objective: &objective, seed: 3 };
             let is_slow = rank.fsdp.groups().world.rank() == 1;
