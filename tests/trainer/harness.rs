@@ -30,6 +30,10 @@ pub struct Scene {
     _folder: tempfile::TempDir,
     pub path: Utf8PathBuf,
     index: Utf8PathBuf,
+    /// The recipe that all others build on.
+    base: &'static str,
+    /// Small values for the keys of its family.
+    tiny: &'static [&'static str],
     /// The settings of all recipes of this scene.
     sets: &'static [&'static str],
 }
@@ -57,6 +61,13 @@ pub struct Running {
     ranks: Vec<Child>,
 }
 
+/// The recipe of a scene with CogVideoX, and the keys of its family.
+const COGVIDEOX: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../configs/demo/2s.toml");
+const TINY_COGVIDEOX: &[&str] =
+    &["model.time_embed_dim=16", "model.layer=none", "model.segments=1", "model.ttt_mini_batch=0"];
+/// The recipe of a scene with Wan.
+const WAN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/configs/valid/wan.toml");
+
 impl Scene {
     /// Makes a scene with videos of three latent frames and a CogVideoX without TTT layers.
     pub fn new() -> Self {
@@ -78,10 +89,16 @@ impl Scene {
         )
     }
 
+    /// Makes a scene with videos of three latent frames and a model of Wan.
+    pub fn of_wan() -> Self {
+        Scene { base: WAN, tiny: &[], ..Self::with(3, 1, &["model.ffn_dim=64", "model.freq_dim=16"]) }
+    }
+
     fn with(frames: usize, texts: u64, sets: &'static [&'static str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let path = Utf8PathBuf::from_path_buf(folder.path().to_owned()).unwrap();
-        let mut scene = Scene { _folder: folder, path, index: Utf8PathBuf::new(), sets };
+        let mut scene =
+            Scene { _folder: folder, path, index: Utf8PathBuf::new(), base: COGVIDEOX, tiny: TINY_COGVIDEOX, sets };
         let latents = scene.dataset("data", frames, [4, 4], 11);
         scene.index = scene.text_dataset(&latents, 16, texts);
         scene
@@ -154,12 +171,11 @@ impl Scene {
     }
 
     fn start(&self, runs: &Utf8Path, name: &str, mesh: &[usize], sets: &[&str], start: StartFrom, env: Env) -> Running {
-        let base = Utf8Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../configs/demo/2s.toml"));
+        let base = Utf8Path::new(self.base);
         let tiny = [
             "model.num_layers=2",
             "model.num_heads=2",
             "model.head_dim=16",
-            "model.time_embed_dim=16",
             "model.text_dim=8",
             "model.text_len=16",
             "model.in_channels=4",
@@ -167,9 +183,6 @@ impl Scene {
             "model.latent_frames=3",
             "model.latent_height=4",
             "model.latent_width=4",
-            "model.layer=none",
-            "model.segments=1",
-            "model.ttt_mini_batch=0",
             "train.threads=1",
             "optimizer.warmup_steps=2",
             "checkpoint.keep_last=0",
@@ -182,8 +195,13 @@ impl Scene {
         ];
         // The last setting of a key wins, here and in a test's list.
         let mut by_key = BTreeMap::new();
-        for set in
-            tiny.iter().chain(self.sets).copied().chain(own.iter().map(String::as_str)).chain(sets.iter().copied())
+        for set in tiny
+            .iter()
+            .chain(self.tiny)
+            .chain(self.sets)
+            .copied()
+            .chain(own.iter().map(String::as_str))
+            .chain(sets.iter().copied())
         {
             by_key.insert(set.split('=').next().unwrap().to_owned(), set.to_owned());
         }

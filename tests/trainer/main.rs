@@ -14,6 +14,7 @@ mod oracle;
 mod samples;
 mod saves;
 mod segments;
+mod wan;
 
 use cluster::NodeId;
 use harness::{NODE, Scene, assert_close, latest, losses};
