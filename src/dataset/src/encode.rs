@@ -5,7 +5,7 @@ use recipe::{Bucket, ComputeDtype, ConditionKind, Encoders, Recipe, Tiling};
 use rundir::{ErrorCode, Failure};
 use tokenizer::{SCENE_END, SCENE_START, Tokenizer};
 use video::FrameChoice;
-use weights::{EncoderFiles, Peak, T5Config, VaeConfig, t5_memory, vae_memory};
+use weights::{EncoderFiles, Peak, T5Config, VideoVaeConfig, t5_memory};
 
 use crate::lost::{LostClips, LostIn};
 use crate::store::{
@@ -24,7 +24,7 @@ pub struct EncodeInputs {
     /// The clips.
     pub manifest: ClipManifest,
     /// The configuration of the VAE.
-    pub vae: VaeConfig,
+    pub vae: VideoVaeConfig,
     /// The configuration of the text encoder.
     pub text: T5Config,
     /// The tokenizer.
@@ -81,7 +81,7 @@ impl EncodeInputs {
         manifest.assign(Assigner::new(recipe, FrameChoice::of(encode)).as_ref());
         manifest.refuse_if_dropped(encode.max_dropped)?;
         let folder = |name: &str| recipe.encoders.folder.join(name);
-        let (vae, vae_files) = VaeConfig::open(&folder("vae"))?;
+        let (vae, vae_files) = VideoVaeConfig::open(&folder("vae"))?;
         let (text, text_files) = T5Config::open(&folder("text_encoder"))?;
         let tokenizer = open_tokenizer(&recipe.encoders)?;
         check_sizes(recipe, &vae)?;
@@ -119,8 +119,8 @@ impl EncodeInputs {
         let vae = VaeSpec {
             name: folder.clone(),
             identity: self.vae_files.identity()? + tiled,
-            channels: self.vae.latent_channels,
-            scaling_factor: self.vae.scaling_factor,
+            channels: self.vae.latent_channels(),
+            scaling_factor: self.vae.scaling_factor(),
             dtype: dtype.into(),
         };
         let text = TextSpec {
@@ -194,12 +194,10 @@ impl EncodeInputs {
         let Recipe { encode, encoders, .. } = &self.recipe;
         let [frames, height, width] = size;
         let element = encoders.dtype.bytes();
-        let tiles = weights::TileSize::of(&self.vae);
-        let (whole, tiled) =
-            (vae_memory(&self.vae, size, None, element), vae_memory(&self.vae, size, Some(&tiles), element));
+        let (whole, tiled) = (self.vae.memory(size, false, element), self.vae.memory(size, true, element));
         let factor = self.vae.spatial_factor();
         let pixels = (height / factor) * (width / factor);
-        let (count, channels) = (self.vae.latent_frames(frames), 2 * self.vae.latent_channels);
+        let (count, channels) = (self.vae.latent_frames(frames), 2 * self.vae.latent_channels());
         let condition = &self.recipe.condition;
         let conditions = condition.draws()
             * match condition.kind {
@@ -267,13 +265,15 @@ pub(crate) fn check_tokens(folder: &Utf8Path, tokens: usize, embedded: usize) ->
     ))
 }
 
-/// Opens the tokenizer of the encoders, with scene tokens if the recipe has them.
+/// Opens the tokenizer of the encoders, with scene tokens if the recipe has them. That of umT5 cleans texts.
 ///
 /// # Errors
 /// The tokenizer is missing, damaged or of another kind.
 pub fn open_tokenizer(encoders: &Encoders) -> Result<Tokenizer, Failure> {
     let tokenizer = Tokenizer::open(&encoders.folder.join("tokenizer"))?;
-    Ok(if encoders.scene_tokens { tokenizer.with_scene_tokens() } else { tokenizer })
+    let tokenizer = if encoders.scene_tokens { tokenizer.with_scene_tokens() } else { tokenizer };
+    let cleans = T5Config::open(&encoders.folder.join("text_encoder"))?.0.is_umt5();
+    Ok(if cleans { tokenizer.with_cleaning() } else { tokenizer })
 }
 
 /// Checks that captions have no scene tokens if the tokenizer reads them as text.
@@ -296,7 +296,7 @@ fn check_scenes(recipe: &Recipe, manifest: &ClipManifest) -> Result<(), Failure>
 }
 
 /// Checks the size of an encode, or of each bucket, against the VAE.
-fn check_sizes(recipe: &Recipe, vae: &VaeConfig) -> Result<(), Failure> {
+fn check_sizes(recipe: &Recipe, vae: &VideoVaeConfig) -> Result<(), Failure> {
     let encode = &recipe.encode;
     match recipe.buckets() {
         None => check_size(None, [encode.frames, encode.height, encode.width], vae),
@@ -308,8 +308,12 @@ fn check_sizes(recipe: &Recipe, vae: &VaeConfig) -> Result<(), Failure> {
 }
 
 /// Checks a size of `[encode]`, or of a bucket.
-fn check_size(bucket: Option<Bucket>, [frames, height, width]: [usize; 3], vae: &VaeConfig) -> Result<(), Failure> {
-    let (pixels, step) = (vae.spatial_factor(), 1 << vae.temporal_levels());
+fn check_size(
+    bucket: Option<Bucket>,
+    [frames, height, width]: [usize; 3],
+    vae: &VideoVaeConfig,
+) -> Result<(), Failure> {
+    let (pixels, step) = (vae.spatial_factor(), vae.temporal_factor());
     let bad = |key: &str, size: usize, why: String, nearest: [usize; 2]| {
         let [below, above] = nearest;
         let (key, place) = match bucket {

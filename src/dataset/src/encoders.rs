@@ -2,9 +2,9 @@
 
 use crate::check_folder;
 use crate::encode::{check_tokens, open_tokenizer};
-use recipe::{Encoders, Model, Task};
+use recipe::{Encoders, FamilyName, Model, Task};
 use rundir::{ErrorCode, Failure};
-use weights::{T5Config, VaeConfig};
+use weights::{T5Config, VideoVaeConfig};
 
 /// Checks that the encoders in a folder are complete and belong to a model that samples, or that trains on what they encode. Reads
 /// no weights.
@@ -14,7 +14,7 @@ use weights::{T5Config, VaeConfig};
 pub fn check_encoders(encoders: &Encoders, model: &Model, task: Task) -> Result<(), Failure> {
     let folder = &encoders.folder;
     check_folder(folder)?;
-    let (vae, _) = VaeConfig::open(&folder.join("vae"))?;
+    let (vae, _) = VideoVaeConfig::open(&folder.join("vae"))?;
     let (text, _) = T5Config::open(&folder.join("text_encoder"))?;
     check_tokens(folder, open_tokenizer(encoders)?.vocabulary(), text.vocab_size)?;
     let (what, fix) = match task {
@@ -30,7 +30,7 @@ pub fn check_encoders(encoders: &Encoders, model: &Model, task: Task) -> Result<
         let what = format!("cannot {what} with the encoders in {folder}");
         Err(Failure::new(ErrorCode::TensorMismatch, what, why, fix))
     };
-    let (channels, features) = (vae.latent_channels, text.d_model);
+    let (channels, features) = (vae.latent_channels(), text.d_model);
     if channels != model.out_channels {
         return refuse(format!(
             "the latents of its VAE have {channels} channels, and those of the model have {}",
@@ -43,10 +43,20 @@ pub fn check_encoders(encoders: &Encoders, model: &Model, task: Task) -> Result<
             model.text_dim
         ));
     }
-    if !model.fits_vae_scale(vae.scaling_factor) {
+    let is_wan = |is: bool| if is { "Wan" } else { "CogVideoX" };
+    let (own, of_model) = (text.is_umt5(), model.family.name() == FamilyName::Wan);
+    if own != of_model {
+        return refuse(format!(
+            "its text encoder is that of {}, and the model is one of {}",
+            is_wan(own),
+            is_wan(of_model)
+        ));
+    }
+    if !model.fits_vae_scale(vae.scaling_factor()) {
         return refuse(format!(
             "the scaling_factor of its VAE is {}, and the model's latent_scale is {}",
-            vae.scaling_factor, model.latent_scale
+            vae.scaling_factor(),
+            model.latent_scale
         ));
     }
     Ok(())

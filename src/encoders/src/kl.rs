@@ -4,10 +4,10 @@
 
 use crate::causal::{Border, Conv, Memory, Onto, Walk, copy, enlarge, step};
 use crate::params::Params;
-use crate::table::Table;
 use crate::vae::norm::Norm;
 use failure::Failure;
 use tch::{TchError, Tensor};
+use weights::ParameterTable;
 
 /// ε of all norms.
 const EPS: f64 = 1e-6;
@@ -58,7 +58,7 @@ impl Form {
     }
 
     /// Adds the parameters to a table: the encoder first.
-    pub fn add_to(&self, table: &mut Table) {
+    pub fn add_to(&self, table: &mut ParameterTable) {
         let [input, output, latent] = self.channels;
         let (widths, layers) = (&self.widths, self.layers);
         let (first, last) = (widths[0], *widths.last().expect("there is a level"));
@@ -76,7 +76,7 @@ impl Form {
         self.affine(table, "post_quant_conv", self.kernel(latent, latent, 1));
     }
 
-    fn affine(&self, table: &mut Table, name: &str, shape: impl Into<Vec<usize>>) {
+    fn affine(&self, table: &mut ParameterTable, name: &str, shape: impl Into<Vec<usize>>) {
         table.affine(&format!("{}{name}", self.prefix), shape);
     }
 
@@ -88,11 +88,11 @@ impl Form {
         }
     }
 
-    fn conv(&self, table: &mut Table, name: &str, input: usize, output: usize) {
+    fn conv(&self, table: &mut ParameterTable, name: &str, input: usize, output: usize) {
         self.affine(table, &format!("{name}{}", self.suffix), self.kernel(input, output, 3));
     }
 
-    fn resnet(&self, table: &mut Table, name: &str, input: usize, output: usize) {
+    fn resnet(&self, table: &mut ParameterTable, name: &str, input: usize, output: usize) {
         self.affine(table, &format!("{name}.norm1"), [input]);
         self.conv(table, &format!("{name}.conv1"), input, output);
         self.affine(table, &format!("{name}.norm2"), [output]);
@@ -105,7 +105,7 @@ impl Form {
 
     fn levels(
         &self,
-        table: &mut Table,
+        table: &mut ParameterTable,
         name: &str,
         part: &str,
         widths: impl Iterator<Item = usize>,
@@ -123,7 +123,7 @@ impl Form {
         }
     }
 
-    fn middle(&self, table: &mut Table, name: &str, width: usize) {
+    fn middle(&self, table: &mut ParameterTable, name: &str, width: usize) {
         for layer in 0..MID_LAYERS {
             self.resnet(table, &format!("{name}.resnets.{layer}"), width, width);
         }

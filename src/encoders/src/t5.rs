@@ -1,7 +1,6 @@
 //! The encoders of T5 v1.1 and umT5.
 
 use crate::params::{Params, check_kind, failed, kind_of};
-use crate::umt5;
 use camino::Utf8Path;
 use failure::{ErrorCode, Failure};
 use kernels::linear::f_linear;
@@ -56,8 +55,7 @@ impl T5Encoder {
     pub fn open(folder: &Utf8Path, kind: Kind, device: Device) -> Result<Self, Failure> {
         check_kind(kind, folder.as_str())?;
         let file = ConfigFile::read(folder, T5Config::FOLDER)?;
-        let is_umt5 = file.json["model_type"] == umt5::MODEL_TYPE;
-        let (config, files) = if is_umt5 { umt5::open(&file)? } else { T5Config::open_with(&file)? };
+        let (config, files) = T5Config::open_with(&file)?;
         let mut params = Params::new(files.reader(), kind, device);
         params.hash(EMBEDDING)?;
         let embedding = files.rows(EMBEDDING)?;
@@ -93,6 +91,19 @@ impl T5Encoder {
     /// Returns a hash of configuration and weights.
     pub fn identity(&self) -> &str {
         &self.identity
+    }
+
+    /// Encodes token ids `[N, L]` to the embeddings `[N, L, D]` that the network of the model gets: for T5 the hidden states of all tokens,
+    /// for umT5 those of the real tokens, and zeros for padding, whose id is 0.
+    ///
+    /// # Errors
+    /// As [`T5Encoder::encode`].
+    pub fn embed(&self, ids: &Tensor) -> Result<Tensor, Failure> {
+        if !self.config.is_umt5() {
+            return self.encode(ids);
+        }
+        let mask = ids.not_equal(0);
+        Ok(without_padding(&self.encode_masked(ids, &mask)?, &mask))
     }
 
     /// Encodes token ids `[N, L]` to hidden states `[N, L, D]`, without an attention mask: padding is attended to, and its states

@@ -1,7 +1,6 @@
 //! `AutoencoderKLWan`, the VAE of Wan 2.1 and 2.2: videos to latents and back.
 
 mod blocks;
-mod config;
 
 use crate::batch::each;
 use crate::causal::Memory;
@@ -11,10 +10,9 @@ use crate::tiling::{PIXELS, Unit, VideoTiling};
 use crate::vae::{LatentDistribution, stage};
 use blocks::{Decoder, Encoder};
 use camino::Utf8Path;
-pub use config::{LevelPlan, WanVaeConfig};
 use failure::{ErrorCode, Failure};
 use tch::{Device, Kind, TchError, Tensor, no_grad};
-use weights::{check_latent, check_video};
+use weights::{WanVaeConfig, check_latent, check_video};
 
 /// Wan's VAE with its parameters.
 ///
@@ -69,7 +67,7 @@ impl WanVae {
 
     /// Returns the scale of latents.
     pub fn latent_scale(&self) -> LatentScale {
-        self.config.latent_scale()
+        LatentScale { shift: self.config.latents_mean.clone(), scale: self.config.latents_std.clone() }
     }
 
     /// Returns a hash of configuration and weights.

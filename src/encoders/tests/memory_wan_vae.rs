@@ -24,7 +24,13 @@ fn the_estimated_peak_of_wans_vae_is_near_the_measured_one() {
     let before = status("VmRSS");
     for (what, tiling) in [("with tiles", tiles), ("whole", VideoTiling::default())] {
         vae.tiling(tiling).unwrap();
-        let estimate = wan_vae_memory(vae.config(), [5, 128, 192], &tiling, 4).work;
+        let estimate = wan_vae_memory(
+            vae.config(),
+            [5, 128, 192],
+            tiling.space.map(|[rows, columns]| [rows.size, columns.size]),
+            4,
+        )
+        .work;
         let mut latent = Tensor::new();
         let encode = peak_of(before, || latent = vae.encode(&video).unwrap().mean);
         let decode = peak_of(before, || vae.decode(&latent).unwrap());

@@ -31,6 +31,13 @@ pub fn clean_caption(caption: &str) -> CleanedCaption {
     CleanedCaption { text, lost }
 }
 
+/// Cleans a prompt as the pipelines of Wan do: entities of HTML become characters, twice, and runs of white space become one space. They also
+/// repair text that was decoded with a wrong encoding (`ftfy`), which is not done here.
+pub fn clean_prompt(prompt: &str) -> String {
+    let text = entities::unescape(&entities::unescape(prompt));
+    text.split(is_space).filter(|word| !word.is_empty()).collect::<Vec<_>>().join(" ")
+}
+
 /// A rule: every match of the pattern is replaced.
 type Rule = (&'static str, &'static str);
 
@@ -209,6 +216,12 @@ mod tests {
         assert_eq!(clean_caption("漢字"), CleanedCaption { text: String::new(), lost: 1.0 });
         assert_eq!(clean_caption("cats 漢字漢字").lost, 0.5);
         assert_eq!(clean_caption("").lost, 0.0);
+    }
+
+    #[test]
+    fn a_prompt_of_wan_keeps_its_words_and_loses_entities_and_white_space() {
+        assert_eq!(clean_prompt("  a&amp;lt;b \n\t 漢字  @ann  "), "a<b 漢字 @ann");
+        assert_eq!(clean_prompt(" \u{3000}"), "");
     }
 
     #[test]

@@ -17,9 +17,10 @@ mod unigram;
 use camino::{Utf8Path, Utf8PathBuf};
 use failure::{ErrorCode, Failure};
 use special::{Part, Specials};
+use std::borrow::Cow;
 use xxhash_rust::xxh3::xxh3_128;
 
-pub use captions::{CleanedCaption, clean_caption};
+pub use captions::{CleanedCaption, clean_caption, clean_prompt};
 pub use clip::ClipTokenizer;
 pub use unigram::SentencePiece;
 
@@ -42,6 +43,7 @@ pub struct Tokenizer {
     identity: String,
     pad: i64,
     end: i64,
+    cleans: bool,
 }
 
 impl Tokenizer {
@@ -57,7 +59,7 @@ impl Tokenizer {
         let specials = Specials::read(folder, model.len())?;
         let identity = format!("{:032x}", xxh3_128(&[&bytes, specials.text().as_bytes()].concat()));
         let id = |name: &str, or: i64| specials.id(name).or_else(|| model.id(name)).unwrap_or(or);
-        Ok(Tokenizer { pad: id("<pad>", PAD), end: id("</s>", END), model, specials, identity })
+        Ok(Tokenizer { pad: id("<pad>", PAD), end: id("</s>", END), model, specials, identity, cleans: false })
     }
 
     /// Adds the scene tokens of ttt-video-dit, with the ids after all others: 32100 for [`SCENE_END`] and 32101 for [`SCENE_START`] with
@@ -73,6 +75,12 @@ impl Tokenizer {
         }
         self.identity = format!("{:032x}", xxh3_128(format!("{} {}", self.identity, self.specials.text()).as_bytes()));
         self
+    }
+
+    /// Cleans every text before it becomes tokens ([`clean_prompt`]), as for umT5 in Wan.
+    pub fn with_cleaning(self) -> Self {
+        let identity = format!("{:032x}", xxh3_128(format!("{} cleaned", self.identity).as_bytes()));
+        Tokenizer { cleans: true, identity, ..self }
     }
 
     /// Returns `len` ids of a text: at most `len - 1` tokens, `</s>`, and padding.
@@ -108,6 +116,8 @@ impl Tokenizer {
     }
 
     fn tokens(&self, text: &str) -> Vec<i64> {
+        let cleaned = if self.cleans { Cow::Owned(clean_prompt(text)) } else { Cow::Borrowed(text) };
+        let text = cleaned.as_ref();
         let mut ids = Vec::new();
         for part in self.specials.split(text) {
             match part {

@@ -6,7 +6,7 @@ use camino::Utf8Path;
 use dataset::KNOWN;
 use dataset::show::find_clip;
 use dataset::store::{Line, TensorLocation, damaged};
-use encoders::Vae;
+use encoders::VideoVae;
 use rundir::{ErrorCode, Failure};
 use tch::{Device, Kind, Tensor};
 use video::{Frames, write_mp4};
@@ -37,9 +37,9 @@ pub fn decode(
         return Err(damaged(&header.path, info.begin));
     }
     let stored = Tensor::from_data_size(&bytes, &shape, kind(info.dtype));
-    let vae = Vae::open(vae, Kind::Float, device)?;
+    let vae = VideoVae::open(vae, Kind::Float, device)?;
     // Moments have twice the channels of a latent.
-    let is_drawn = stored.size()[1] == vae.config().latent_channels as i64;
+    let is_drawn = stored.size()[1] == vae.latent_channels() as i64;
     let latent_tchw = if is_drawn { stored } else { stored.chunk(2, 1).swap_remove(0) };
     // [T, C, H, W] -> [1, C, T, H, W]
     let latent = latent_tchw.to_kind(Kind::Float).to_device(device).permute([1, 0, 2, 3]).unsqueeze(0);

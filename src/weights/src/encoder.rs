@@ -1,11 +1,16 @@
 //! The files of a VAE and a text encoder: their configurations, tables of parameters, and tensors. Does not need libtorch.
 
 pub mod config;
+pub mod level_memory;
 mod memory;
 mod shapes;
 mod t5;
+mod table;
 mod tiling;
+mod umt5;
 mod vae;
+mod video_vae;
+pub mod wan_vae;
 
 use crate::tensor_spans::{Files, StoredTensor, Tensors};
 use crate::{Dtype, Error, shards};
@@ -21,8 +26,11 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 pub use memory::{Peak, t5_memory, vae_memory};
 pub use shapes::{check_latent, check_video};
 pub use t5::T5Config;
+pub use table::ParameterTable;
 pub use tiling::{TileSize, TileSpan, Tiles};
 pub use vae::{VaeConfig, Window, windows};
+pub use video_vae::{VideoVaeConfig, WAN_TILE};
+pub use wan_vae::WanVaeConfig;
 
 /// Keys of a `config.json` that have no effect on the results.
 const WITHOUT_EFFECT: [&str; 5] = ["torch_dtype", "dtype", "transformers_version", "architectures", "use_cache"];

@@ -48,9 +48,10 @@ pub use convert::{ConvertPlan, ConvertRequest, Converted, Form, plan_conversion}
 pub use dtype::Dtype;
 pub use encoder::config as encoder_config;
 pub use encoder::{
-    EncoderFiles, EncoderReader, Parameter, Peak, Rows, T5Config, TileSize, TileSpan, Tiles, VaeConfig, Window,
-    check_latent, check_video, t5_memory, vae_memory, windows,
+    EncoderFiles, EncoderReader, Parameter, ParameterTable, Peak, Rows, T5Config, TileSize, TileSpan, Tiles, VaeConfig,
+    VideoVaeConfig, WAN_TILE, WanVaeConfig, Window, check_latent, check_video, t5_memory, vae_memory, windows,
 };
+pub use encoder::{level_memory, wan_vae};
 pub use finite::{NotFinite, count as count_not_finite};
 pub use flight_record::{RecordedCollective, read_flight_record};
 pub use inspect::{Inspection, Stats, TensorRow, inspect, inspect_with};

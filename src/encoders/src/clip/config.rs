@@ -1,9 +1,9 @@
 //! The text encoder of CLIP: its configuration and its table of parameters.
 
-use crate::table::Table;
 use camino::Utf8Path;
 use failure::Failure;
 use serde::Deserialize;
+use weights::ParameterTable;
 use weights::encoder_config::{ConfigFile, MOST, MOST_LAYERS, check_range};
 use weights::{EncoderFiles, Parameter};
 
@@ -113,7 +113,7 @@ impl ClipConfig {
     /// Returns the table of parameters: names and shapes.
     pub fn parameters(&self) -> Vec<Parameter> {
         let (width, inner) = (self.hidden_size, self.intermediate_size);
-        let mut table = Table::default();
+        let mut table = ParameterTable::default();
         table.tensor("embeddings.token_embedding.weight", [self.vocab_size, width]);
         table.tensor("embeddings.position_embedding.weight", [self.max_position_embeddings, width]);
         for layer in 0..self.num_hidden_layers {

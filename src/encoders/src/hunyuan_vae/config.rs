@@ -3,11 +3,11 @@
 use crate::causal::Border;
 use crate::kl::{Form, Resample};
 use crate::latent::LatentScale;
-use crate::table::Table;
 use camino::Utf8Path;
 use failure::Failure;
 use serde::Deserialize;
 use serde_json::Value;
+use weights::ParameterTable;
 use weights::encoder_config::{ConfigFile, MOST, MOST_LAYERS, check_class, check_range};
 use weights::{EncoderFiles, Parameter};
 
@@ -158,7 +158,7 @@ impl HunyuanVaeConfig {
 
     /// Returns the table of parameters: names and shapes, the encoder first.
     pub fn parameters(&self) -> Vec<Parameter> {
-        let mut table = Table::default();
+        let mut table = ParameterTable::default();
         self.form().add_to(&mut table);
         table.0
     }

@@ -4,11 +4,11 @@ use super::temporal::TemporalForm;
 use crate::causal::Border;
 use crate::kl::{Form, Resample};
 use crate::latent::LatentScale;
-use crate::table::Table;
 use camino::Utf8Path;
 use failure::Failure;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
+use weights::ParameterTable;
 use weights::encoder_config::{ConfigFile, MOST, MOST_LAYERS, MOST_MULTIPLIER, check_class, check_range};
 use weights::{EncoderFiles, Parameter};
 
@@ -218,7 +218,7 @@ impl OpenSoraVaeConfig {
 
     /// Returns the table of parameters: names and shapes, the VAE over pictures first.
     pub fn parameters(&self, picture: &PictureVaeConfig) -> Vec<Parameter> {
-        let mut table = Table::default();
+        let mut table = ParameterTable::default();
         picture.form().add_to(&mut table);
         TemporalForm::of(&self.vae_temporal).add_to(&mut table);
         table.0

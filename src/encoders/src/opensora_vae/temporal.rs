@@ -3,10 +3,10 @@
 use super::config::TemporalConfig;
 use crate::causal::{Border, Conv, Memory, Onto, Walk, copy, step};
 use crate::params::Params;
-use crate::table::Table;
 use crate::vae::norm::Norm;
 use failure::Failure;
 use tch::{TchError, Tensor};
+use weights::ParameterTable;
 
 /// ε of all norms.
 const EPS: f64 = 1e-5;
@@ -84,7 +84,7 @@ impl TemporalForm {
     }
 
     /// Adds the parameters to a table.
-    pub fn add_to(&self, table: &mut Table) {
+    pub fn add_to(&self, table: &mut ParameterTable) {
         let [pictures, ends, latent] = self.channels;
         let (widths, levels) = (&self.widths, self.widths.len());
         let (first, last) = (widths[0], widths[levels - 1]);
@@ -116,7 +116,7 @@ impl TemporalForm {
         table.affine(&conv("decoder.conv_out"), [pictures, first, 3, 3, 3]);
     }
 
-    fn add_resnets(&self, table: &mut Table, name: &str, mut input: usize, width: usize) {
+    fn add_resnets(&self, table: &mut ParameterTable, name: &str, mut input: usize, width: usize) {
         for layer in 0..self.layers {
             table.affine(&format!("{name}.{layer}.norm1"), [input]);
             table.tensor(format!("{name}.{layer}.conv1.conv.weight"), [width, input, 3, 3, 3]);

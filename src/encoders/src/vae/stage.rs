@@ -11,7 +11,7 @@ use tch::{Device, Kind, TchError, Tensor};
 /// The number of earlier frames that a causal convolution over three frames reads.
 const PAST: i64 = 2;
 /// The size of the buffer of normalized frames on the CPU, in bytes. It fits in the cache.
-pub const CPU_CHUNK: i64 = 16 << 20;
+const CPU_CHUNK: i64 = weights::level_memory::CPU_CHUNK as i64;
 /// The size of the buffer of normalized frames on a GPU, in bytes. It gives the GPU enough work at a time.
 const GPU_CHUNK: i64 = 256 << 20;
 

@@ -3,11 +3,11 @@
 //! Every convolution over frames sees two frames of zeros before the video, and keeps its last frames for the next window. Norms are
 //! per pixel and attention is per frame, so the results do not depend on the windows.
 
-use super::config::{LevelPlan, MID_LAYERS, WanVaeConfig};
 use crate::causal::{Border, Conv, Memory, Onto, Walk, copy, enlarge, step};
 use crate::params::Params;
 use failure::Failure;
 use tch::{Kind, TchError, Tensor};
+use weights::wan_vae::{LevelPlan, MID_LAYERS, WanVaeConfig};
 
 /// The least norm by which a pixel is divided.
 const EPS: f64 = 1e-12;

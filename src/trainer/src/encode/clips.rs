@@ -9,7 +9,7 @@ use super::{Left, Rank, SharedQueue, Stop, StoredTensor, claim, commit, is_of_it
 use camino::{Utf8Path, Utf8PathBuf};
 use dataset::Stamp;
 use dataset::store::{Held, Item, ItemKind, Queue, Range, StoreSpec, Work};
-use encoders::Vae;
+use encoders::VideoVae;
 use rundir::{ErrorCode, Failure};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -96,8 +96,8 @@ impl Clips {
             decoder.decode(programs, item)
         });
         // The first clips are decoded while the VAE is read.
-        let mut vae = Vae::open(&self.folder, self.kind, self.device)?;
-        self.tile(&mut vae, self.tiling == recipe::Tiling::On)?;
+        let mut vae = VideoVae::open(&self.folder, self.kind, self.device)?;
+        vae.in_tiles(self.tiling == recipe::Tiling::On)?;
         let result = self.consume(pool, &claims, &mut vae, stop);
         self.counts.released(&[EncodeStage::Probe, EncodeStage::Decode, EncodeStage::Vae]);
         // Ranges that are not done go back to the queue.
@@ -111,7 +111,7 @@ impl Clips {
         &self,
         mut pool: Pool<Item, Decoded>,
         claims: &SharedClaims,
-        vae: &mut Vae,
+        vae: &mut VideoVae,
         stop: &Stop,
     ) -> Result<(), Failure> {
         let mut range: Option<Box<Range>> = None;
@@ -160,7 +160,7 @@ impl Clips {
 
     fn store(
         &self,
-        vae: &mut Vae,
+        vae: &mut VideoVae,
         range: &mut Range,
         item: &Item,
         decoded: Result<Decoded, Failure>,
@@ -189,7 +189,7 @@ impl Clips {
     }
 
     /// Returns the moments `[T, 2C, h, w]` of a clip, then the tensors of its condition.
-    fn encode(&self, vae: &mut Vae, item: &Item, decoded: &Decoded) -> Result<Vec<StoredTensor>, Failure> {
+    fn encode(&self, vae: &mut VideoVae, item: &Item, decoded: &Decoded) -> Result<Vec<StoredTensor>, Failure> {
         let Work::Video { content, .. } = &item.work else { return Err(queue::wrong_stage(&item.name)) };
         let Frames { width, height, count, rgb } = &decoded.frames;
         let shape = [1, *count as i64, *height as i64, *width as i64, 3];
@@ -212,23 +212,18 @@ impl Clips {
     }
 
     /// Returns the moments `[B, 2C, T, h, w]` of a video. Encodes whole frames, or tiles if memory is short.
-    fn moments(&self, vae: &mut Vae, name: &str, video_bcfhw: &Tensor) -> Result<Tensor, Failure> {
+    fn moments(&self, vae: &mut VideoVae, name: &str, video_bcfhw: &Tensor) -> Result<Tensor, Failure> {
         let moments = whole_or_tiles(self.tiling == recipe::Tiling::Auto, |frames| {
             if frames == FrameSplit::Whole {
                 return vae.encode(video_bcfhw);
             }
             rundir::log!("{name}: out of memory; encoding it in tiles");
-            self.tile(vae, true)?;
+            vae.in_tiles(true)?;
             let moments = vae.encode(video_bcfhw);
-            self.tile(vae, false)?;
+            vae.in_tiles(false)?;
             moments
         });
         Ok(moments?.joined())
-    }
-
-    fn tile(&self, vae: &mut Vae, tiles: bool) -> Result<(), Failure> {
-        let tiling = tiles.then(|| encoders::TileSize::of(vae.config()));
-        vae.tiling(tiling)
     }
 }
 

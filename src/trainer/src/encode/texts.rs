@@ -78,7 +78,7 @@ impl<'a> Texts<'a> {
     /// Encodes some captions together, or in halves if memory is short, and stores them.
     fn group(&self, encoder: &T5Encoder, range: &mut Range, items: &[Item]) -> Result<Held, Failure> {
         let began = Instant::now();
-        let encoded = in_halves(0..items.len(), &mut |part| encoder.encode(&self.ids(&items[part])?));
+        let encoded = in_halves(0..items.len(), &mut |part| encoder.embed(&self.ids(&items[part])?));
         for (part, result) in encoded {
             let items = &items[part];
             let texts_nld = match result {

@@ -7,7 +7,7 @@ use crate::step::compute_kind;
 use camino::Utf8Path;
 use dataset::{IMAGE, KNOWN, MASKED};
 use dit::family::Conditions;
-use encoders::{TileSize, Vae};
+use encoders::VideoVae;
 use recipe::{ConditionKind, Encoders, MaskedVideo, Model, Recipe, SampleSpec};
 use rundir::{ErrorCode, Failure};
 use tch::{Device, Kind, Tensor};
@@ -25,15 +25,15 @@ pub fn decode(recipe: &Recipe, latent: &Tensor, device: Device) -> Result<Tensor
 }
 
 /// Reads the VAE and calls `run` with it. The VAE processes pictures in tiles if the recipe requires tiles or memory is short.
-fn with_vae<T>(recipe: &Recipe, device: Device, run: impl Fn(&Vae) -> Result<T, Failure>) -> Result<T, Failure> {
+fn with_vae<T>(recipe: &Recipe, device: Device, run: impl Fn(&VideoVae) -> Result<T, Failure>) -> Result<T, Failure> {
     let mut vae = open(recipe, device)?;
     let tiling = recipe.encoders.tiling;
     if tiling == recipe::Tiling::On {
-        vae.tiling(Some(TileSize::of(vae.config())))?;
+        vae.in_tiles(true)?;
     }
     match run(&vae) {
         Err(failure) if failure.code == ErrorCode::OutOfMemory && tiling == recipe::Tiling::Auto => {
-            vae.tiling(Some(TileSize::of(vae.config())))?;
+            vae.in_tiles(true)?;
             run(&vae)
         }
         done => done,
@@ -189,9 +189,9 @@ pub fn encode_pixels(
 }
 
 /// Reads the VAE, which was checked at the start.
-fn open(recipe: &Recipe, device: Device) -> Result<Vae, Failure> {
+fn open(recipe: &Recipe, device: Device) -> Result<VideoVae, Failure> {
     let Encoders { folder, dtype, .. } = &recipe.encoders;
-    Vae::open(&folder.join("vae"), compute_kind(*dtype), device)
+    VideoVae::open(&folder.join("vae"), compute_kind(*dtype), device)
 }
 
 #[cfg(test)]

@@ -74,7 +74,7 @@ fn encode(encoders: &Encoders, model: &Model, texts: &[String], device: Device) 
     let embed = |batch: &[String]| {
         let ids: Vec<i64> = batch.iter().flat_map(|text| tokenizer.encode(text, model.text_len)).collect();
         let ids = Tensor::from_slice(&ids).view([batch.len() as i64, model.text_len as i64]);
-        Ok(encoder.encode(&ids)?.to_kind(Kind::Float).to_device(Device::Cpu))
+        Ok(encoder.embed(&ids)?.to_kind(Kind::Float).to_device(Device::Cpu))
     };
     let batches = texts.chunks(BATCH).map(embed).collect::<Result<Vec<_>, Failure>>()?;
     Ok(Tensor::cat(&batches, 0))

@@ -117,7 +117,7 @@ fn prepare(
     let mut warnings = Vec::new();
     if !weights.source.latent_scale_known && !recipe.encoders.folder.as_str().is_empty() {
         let vae = recipe.encoders.folder.join("vae");
-        recipe.model.latent_scale = ::weights::VaeConfig::open(&vae)?.0.scaling_factor;
+        recipe.model.latent_scale = ::weights::VideoVaeConfig::open(&vae)?.0.scaling_factor();
         let scale = recipe.model.latent_scale;
         warnings
             .push(format!("the weights do not record their latent scale; using {scale}, the scaling_factor of {vae}"));

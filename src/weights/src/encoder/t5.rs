@@ -1,7 +1,7 @@
 //! The T5 v1.1 encoder: its configuration and its table of parameters.
 
 use super::config::{ConfigFile, MOST, MOST_LAYERS, check_range};
-use super::{EncoderFiles, Parameter};
+use super::{EncoderFiles, Parameter, umt5};
 use camino::Utf8Path;
 use rundir::Failure;
 use serde::Deserialize;
@@ -44,7 +44,7 @@ impl Default for T5Config {
 
 impl T5Config {
     /// The folder to give.
-    pub const FOLDER: &str = "the text_encoder/ folder of a CogVideoX model";
+    pub const FOLDER: &str = "the text_encoder/ folder of a model of CogVideoX or Wan";
 
     /// Reads and checks the `config.json` of a `text_encoder/` folder.
     ///
@@ -61,7 +61,12 @@ impl T5Config {
         Ok(config)
     }
 
-    /// Opens a `text_encoder/` folder: its configuration, and its weights checked against the table.
+    /// Returns whether the encoder is umT5: every block has its own position biases, the text is cleaned, and padding is masked and becomes zeros.
+    pub fn is_umt5(&self) -> bool {
+        self.model_type == umt5::MODEL_TYPE
+    }
+
+    /// Opens a `text_encoder/` folder of T5 or umT5: its configuration, and its weights checked against the table.
     ///
     /// # Errors
     /// As [`T5Config::read`]; or weights are missing or have other shapes.
@@ -74,6 +79,9 @@ impl T5Config {
     /// # Errors
     /// As [`T5Config::open`].
     pub fn open_with(file: &ConfigFile) -> Result<(Self, EncoderFiles), Failure> {
+        if file.json["model_type"] == umt5::MODEL_TYPE {
+            return umt5::open(file);
+        }
         let config = Self::of(file)?;
         // The embedding can have two names, and the files of a whole T5 contain a decoder too.
         let alias = |name: &str| (name == "shared.weight").then(|| "encoder.embed_tokens.weight".to_owned());

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 const CLASS: &str = "AutoencoderKLCogVideoX";
-const FOLDER: &str = "the vae/ folder of a CogVideoX model";
+pub(super) const FOLDER: &str = "the vae/ folder of a CogVideoX model";
 const DOWN: &str = "CogVideoXDownBlock3D";
 const UP: &str = "CogVideoXUpBlock3D";
 /// The number of frames in a window of the encoder. In diffusers, this is a constant that does not depend on the temporal
@@ -111,9 +111,16 @@ impl VaeConfig {
     /// # Errors
     /// As [`VaeConfig::read`]; or weights are missing or have other shapes.
     pub fn open(folder: &Utf8Path) -> Result<(Self, EncoderFiles), Failure> {
-        let file = ConfigFile::read(folder, FOLDER)?;
-        let config = Self::of(&file)?;
-        let files = EncoderFiles::open(folder, &file.json, &config.parameters(), |_| None, &[])?;
+        Self::open_with(&ConfigFile::read(folder, FOLDER)?)
+    }
+
+    /// Opens the folder of a configuration, as [`VaeConfig::open`].
+    ///
+    /// # Errors
+    /// As [`VaeConfig::open`].
+    pub fn open_with(file: &ConfigFile) -> Result<(Self, EncoderFiles), Failure> {
+        let config = Self::of(file)?;
+        let files = EncoderFiles::open(file.folder(), &file.json, &config.parameters(), |_| None, &[])?;
         Ok((config, files))
     }
 

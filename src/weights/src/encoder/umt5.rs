@@ -1,9 +1,9 @@
 //! The files of umT5: a T5 v1.1 in which every block has its own table of position biases.
 
-use crate::table::Table;
-use failure::Failure;
-use weights::encoder_config::{ConfigFile, check_class};
-use weights::{EncoderFiles, Parameter, T5Config};
+use super::config::{ConfigFile, check_class};
+use super::table::ParameterTable;
+use super::{EncoderFiles, Parameter, T5Config};
+use rundir::Failure;
 
 /// `model_type` in the configuration.
 pub const MODEL_TYPE: &str = "umt5";
@@ -34,7 +34,7 @@ fn check(config: &T5Config) -> Result<(), String> {
 
 /// Returns the table of parameters: that of T5, and the position biases of all blocks.
 pub fn parameters(config: &T5Config) -> Vec<Parameter> {
-    let mut table = Table(config.parameters());
+    let mut table = ParameterTable(config.parameters());
     for block in 1..config.num_layers {
         let name = format!("encoder.block.{block}.layer.0.SelfAttention.relative_attention_bias.weight");
         table.tensor(name, [config.relative_attention_num_buckets, config.num_heads]);

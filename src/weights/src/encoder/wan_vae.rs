@@ -1,14 +1,13 @@
 //! `AutoencoderKLWan`: its configuration and its table of parameters.
 
-use crate::latent::LatentScale;
-use crate::table::Table;
+use super::config::{ConfigFile, MOST, MOST_LAYERS, MOST_MULTIPLIER, check_class, check_range};
+use super::table::ParameterTable;
+use super::{EncoderFiles, Parameter};
 use camino::Utf8Path;
-use failure::Failure;
+use rundir::Failure;
 use serde::Deserialize;
-use weights::encoder_config::{ConfigFile, MOST, MOST_LAYERS, MOST_MULTIPLIER, check_class, check_range};
-use weights::{EncoderFiles, Parameter};
 
-const CLASS: &str = "AutoencoderKLWan";
+pub(super) const CLASS: &str = "AutoencoderKLWan";
 const FOLDER: &str = "the vae/ folder of a Wan model";
 /// The number of ResNet blocks in the middle of the encoder and of the decoder.
 pub const MID_LAYERS: usize = 2;
@@ -42,8 +41,8 @@ pub struct WanVaeConfig {
     pub in_channels: usize,
     pub out_channels: usize,
     pub patch_size: Option<usize>,
-    latents_mean: Vec<f64>,
-    latents_std: Vec<f64>,
+    pub latents_mean: Vec<f64>,
+    pub latents_std: Vec<f64>,
 }
 
 impl Default for WanVaeConfig {
@@ -70,7 +69,9 @@ impl Default for WanVaeConfig {
 /// The plan of a level of the encoder or the decoder.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LevelPlan {
+    /// The channels before it.
     pub input: usize,
+    /// The channels behind it.
     pub output: usize,
     /// The names of the ResNet blocks.
     pub resnets: Vec<String>,
@@ -83,7 +84,9 @@ pub struct LevelPlan {
 /// The convolutions that change sizes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ResamplePlan {
+    /// The name of the layer in the files.
     pub name: String,
+    /// Whether it also changes the number of frames.
     pub in_time: bool,
     /// The channels behind it.
     pub output: usize,
@@ -95,10 +98,17 @@ impl WanVaeConfig {
     /// # Errors
     /// The folder holds another model or a form that is not supported, or weights are missing or have other shapes.
     pub fn open(folder: &Utf8Path) -> Result<(Self, EncoderFiles), Failure> {
-        let file = ConfigFile::read(folder, FOLDER)?;
+        Self::open_with(&ConfigFile::read(folder, FOLDER)?)
+    }
+
+    /// Opens the folder of a configuration, as [`WanVaeConfig::open`].
+    ///
+    /// # Errors
+    /// As [`WanVaeConfig::open`].
+    pub fn open_with(file: &ConfigFile) -> Result<(Self, EncoderFiles), Failure> {
         let config: Self = file.parse()?;
         config.check().map_err(|why| file.unsupported(why, &format!("give {FOLDER}")))?;
-        let files = EncoderFiles::open(folder, &file.json, &config.parameters(), |_| None, &[])?;
+        let files = EncoderFiles::open(file.folder(), &file.json, &config.parameters(), |_| None, &[])?;
         Ok((config, files))
     }
 
@@ -149,18 +159,13 @@ impl WanVaeConfig {
         Ok(())
     }
 
-    /// Returns the scale of latents.
-    pub fn latent_scale(&self) -> LatentScale {
-        LatentScale { shift: self.latents_mean.clone(), scale: self.latents_std.clone() }
-    }
-
     /// Returns the number of rows and columns of pixels that are one pixel of the network.
     pub fn patch(&self) -> usize {
         self.patch_size.unwrap_or(1)
     }
 
     /// Returns the number of channels of a video to encode.
-    pub(super) fn video_channels(&self) -> usize {
+    pub fn video_channels(&self) -> usize {
         self.in_channels / self.patch().pow(2)
     }
 
@@ -185,7 +190,7 @@ impl WanVaeConfig {
     }
 
     /// Returns the levels of the encoder.
-    pub(crate) fn encoder(&self) -> Vec<LevelPlan> {
+    pub fn encoder(&self) -> Vec<LevelPlan> {
         let last = self.dim_mult.len() - 1;
         let mut number = 0;
         let mut input = self.base_dim;
@@ -209,7 +214,7 @@ impl WanVaeConfig {
     }
 
     /// Returns the levels of the decoder.
-    pub(crate) fn decoder(&self) -> Vec<LevelPlan> {
+    pub fn decoder(&self) -> Vec<LevelPlan> {
         let (base, last) = (self.decoder_base_dim.unwrap_or(self.base_dim), self.dim_mult.len() - 1);
         let mut input = base * self.dim_mult[last];
         let level = |(level, times): (usize, &usize)| {
@@ -231,7 +236,7 @@ impl WanVaeConfig {
 
     /// Returns the table of parameters: names and shapes, the encoder first.
     pub fn parameters(&self) -> Vec<Parameter> {
-        let mut table = Table::default();
+        let mut table = ParameterTable::default();
         let (encoder, decoder) = (self.encoder(), self.decoder());
         let (smallest, largest) = (encoder[encoder.len() - 1].output, decoder[decoder.len() - 1].output);
         table.affine("encoder.conv_in", [self.base_dim, self.in_channels, 3, 3, 3]);
@@ -251,7 +256,7 @@ impl WanVaeConfig {
     }
 }
 
-fn resnet(table: &mut Table, name: &str, input: usize, output: usize) {
+fn resnet(table: &mut ParameterTable, name: &str, input: usize, output: usize) {
     table.tensor(format!("{name}.norm1.gamma"), [input, 1, 1, 1]);
     table.affine(&format!("{name}.conv1"), [output, input, 3, 3, 3]);
     table.tensor(format!("{name}.norm2.gamma"), [output, 1, 1, 1]);
@@ -262,7 +267,7 @@ fn resnet(table: &mut Table, name: &str, input: usize, output: usize) {
 }
 
 /// Adds levels. `frames` is the number of frames that the convolution over time makes of one: 1 in the encoder, 2 in the decoder.
-fn levels(table: &mut Table, levels: &[LevelPlan], frames: usize) {
+fn levels(table: &mut ParameterTable, levels: &[LevelPlan], frames: usize) {
     for level in levels {
         let mut input = level.input;
         for name in &level.resnets {
@@ -278,7 +283,7 @@ fn levels(table: &mut Table, levels: &[LevelPlan], frames: usize) {
     }
 }
 
-fn middle(table: &mut Table, name: &str, width: usize) {
+fn middle(table: &mut ParameterTable, name: &str, width: usize) {
     for layer in 0..MID_LAYERS {
         resnet(table, &format!("{name}.resnets.{layer}"), width, width);
     }

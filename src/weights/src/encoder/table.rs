@@ -1,12 +1,12 @@
 //! Tables of the tensors of encoders.
 
-use weights::Parameter;
+use super::Parameter;
 
 /// A table of tensors under construction.
 #[derive(Debug, Default)]
-pub struct Table(pub Vec<Parameter>);
+pub struct ParameterTable(pub Vec<Parameter>);
 
-impl Table {
+impl ParameterTable {
     /// Adds a tensor.
     pub fn tensor(&mut self, name: impl Into<String>, shape: impl Into<Vec<usize>>) {
         self.0.push(Parameter::new(name, shape));

@@ -1,0 +1,112 @@
+//! The VAE of a model, of any family that can be trained, with latents as data sets store them.
+
+use crate::latent::LatentScale;
+use crate::tiling::{TileAxis, VideoTiling};
+use crate::vae::{LatentDistribution, Vae};
+use crate::wan_vae::WanVae;
+use camino::Utf8Path;
+use failure::Failure;
+use tch::{Device, Kind, Tensor};
+use weights::{TileSize, VideoVaeConfig, WAN_TILE};
+
+/// The distance between tiles of Wan's VAE, in pixels, as in diffusers.
+const WAN_STRIDE: usize = 192;
+
+/// A VAE with its parameters.
+///
+/// Latents of CogVideoX are those of the VAE, which a factor brings to the scale of the network when they are read. Those of Wan are on the
+/// scale of the network.
+#[derive(Debug)]
+pub enum VideoVae {
+    /// That of CogVideoX.
+    CogVideoX(Vae),
+    /// That of Wan 2.1 or 2.2.
+    Wan(WanVae),
+}
+
+impl VideoVae {
+    /// Reads a `vae/` folder. `kind` is bf16 or fp32.
+    ///
+    /// # Errors
+    /// The folder holds another model or a form that is not supported; weights are missing or have other shapes; out of memory.
+    pub fn open(folder: &Utf8Path, kind: Kind, device: Device) -> Result<Self, Failure> {
+        match VideoVaeConfig::open(folder)?.0 {
+            VideoVaeConfig::CogVideoX(_) => Vae::open(folder, kind, device).map(Self::CogVideoX),
+            VideoVaeConfig::Wan(_) => WanVae::open(folder, kind, device).map(Self::Wan),
+        }
+    }
+
+    /// Computes frames in tiles, or whole.
+    ///
+    /// # Errors
+    /// Tiles of the default size do not begin at latent pixels of this VAE.
+    pub fn in_tiles(&mut self, tiles: bool) -> Result<(), Failure> {
+        match self {
+            Self::CogVideoX(vae) => {
+                let size = tiles.then(|| TileSize::of(vae.config()));
+                vae.tiling(size)
+            }
+            Self::Wan(vae) => {
+                let axis = TileAxis { size: WAN_TILE, stride: WAN_STRIDE };
+                vae.tiling(VideoTiling { space: tiles.then_some([axis; 2]), time: None })
+            }
+        }
+    }
+
+    /// Returns the channels of a latent.
+    pub fn latent_channels(&self) -> usize {
+        match self {
+            Self::CogVideoX(vae) => vae.config().latent_channels,
+            Self::Wan(vae) => vae.config().z_dim,
+        }
+    }
+
+    /// Encodes videos `[B, 3, F, H, W]`, values in -1…1, to the latents `[B, C, T, h, w]` that a data set stores.
+    ///
+    /// # Errors
+    /// The shape does not fit; or libtorch failed, with [`failure::ErrorCode::OutOfMemory`] if memory is short.
+    pub fn encode(&self, video: &Tensor) -> Result<LatentDistribution, Failure> {
+        match self {
+            Self::CogVideoX(vae) => vae.encode(video),
+            Self::Wan(vae) => Ok(vae.latent_scale().distribution(&vae.encode(video)?)),
+        }
+    }
+
+    /// Decodes latents that a data set stores, `[B, C, T, h, w]`, to videos `[B, 3, F, H, W]`.
+    ///
+    /// # Errors
+    /// As [`VideoVae::encode`].
+    pub fn decode(&self, latent: &Tensor) -> Result<Tensor, Failure> {
+        match self {
+            Self::CogVideoX(vae) => vae.decode(latent),
+            Self::Wan(vae) => vae.decode(&vae.latent_scale().to_vae(latent)),
+        }
+    }
+}
+
+impl LatentScale {
+    /// Returns the distribution of latents of a VAE on the scale of the network.
+    fn distribution(&self, of_vae: &LatentDistribution) -> LatentDistribution {
+        let logarithms: Vec<f64> = self.scale.iter().map(|scale| 2.0 * scale.abs().ln()).collect();
+        let wider = LatentScale { shift: logarithms, scale: vec![1.0; self.scale.len()] };
+        LatentDistribution { mean: self.to_network(&of_vae.mean), logvar: wider.to_network(&of_vae.logvar) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_drawn_latent_is_the_scaled_draw_of_the_vae() {
+        let draw = |seed: i64| {
+            tch::manual_seed(seed);
+            Tensor::randn([1, 2, 1, 3, 3], (Kind::Float, Device::Cpu))
+        };
+        let (mean, logvar, noise) = (draw(1), draw(2), draw(3));
+        let of_vae = LatentDistribution { mean, logvar };
+        let scale = LatentScale { shift: vec![0.5, -1.0], scale: vec![2.0, 0.25] };
+        let error = scale.distribution(&of_vae).sample(&noise) - scale.to_network(&of_vae.sample(&noise));
+        assert!(error.abs().max().double_value(&[]) < 1e-5);
+    }
+}
