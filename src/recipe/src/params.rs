@@ -8,8 +8,8 @@
 pub struct ParamSpec {
     /// The name in checkpoints, such as `blocks.3.attn.q.weight`.
     pub name: String,
-    /// The name in a diffusers folder of CogVideoX, such as `transformer_blocks.3.attn1.to_q.weight`; `None` for TTT layers, and in the
-    /// tables of other families, which have functions for their names in files.
+    /// The name in a diffusers folder, such as `transformer_blocks.3.attn1.to_q.weight`; `None` for TTT layers, and in the tables of families
+    /// that cannot be trained yet, which have functions for their names in files.
     pub diffusers: Option<String>,
     /// The shape; the weight of a linear layer is `[out, in]`.
     pub shape: Vec<usize>,

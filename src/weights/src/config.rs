@@ -1,7 +1,9 @@
 //! Converts the `config.json` of a diffusers transformer to a model and back.
 
+use crate::wan;
 use camino::Utf8Path;
-use recipe::{Layer, Model, Positions, Rotary};
+use recipe::families::wan::Release;
+use recipe::{Family, Layer, Model, Positions, Rotary};
 use rundir::{ErrorCode, Failure};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -110,6 +112,8 @@ pub enum PublishedModel {
     Fun15InP,
     /// As [`PublishedModel::FunControl`], with patches of two frames.
     Fun15Control,
+    /// A network of Wan; `None` if none of the published networks has its sizes.
+    Wan(Option<Release>),
 }
 
 impl PublishedModel {
@@ -125,11 +129,15 @@ impl PublishedModel {
             Self::FunControl => "CogVideoX-Fun-Control",
             Self::Fun15InP => "CogVideoX-Fun-V1.5-InP",
             Self::Fun15Control => "CogVideoX-Fun-V1.5-Control",
+            Self::Wan(release) => release.map_or("Wan", Release::name),
         }
     }
 
     /// Returns the published model that has the structure of a model of the trainer.
     pub fn of(model: &Model) -> Self {
+        if let Family::Wan(keys) = &model.family {
+            return Self::Wan(Release::of(&keys.network(model)));
+        }
         let channels = (model.in_channels as u64, model.out_channels as u64);
         Self::by_features(
             model.patch_size_t > 1,
@@ -176,8 +184,12 @@ pub struct ModelFamily {
 impl ModelFamily {
     /// Returns the family of a model of the trainer.
     pub fn of(model: &Model) -> Self {
+        let like = PublishedModel::of(model);
+        if let PublishedModel::Wan(release) = like {
+            return Self { like, has_published_size: release.is_some() };
+        }
         let size = [model.num_layers, model.num_heads, model.head_dim, model.text_dim];
-        Self::new(PublishedModel::of(model), model.cogvideox().positions, size.map(|n| n as i64))
+        Self::new(like, model.cogvideox().positions, size.map(|n| n as i64))
     }
 
     /// * `size` — blocks, heads, width of a head, width of a text token.
@@ -198,8 +210,8 @@ impl ModelFamily {
             PublishedModel::CogVideoX5BI2V => "CogVideoX I2V, learned positions",
             PublishedModel::CogVideoX15 => "CogVideoX1.5",
             PublishedModel::CogVideoX15I2V => "CogVideoX1.5 I2V",
-            // The names of CogVideoX-Fun have no size.
-            fun => fun.name(),
+            // The names of CogVideoX-Fun have no size, and neither has that of other networks of Wan.
+            other => other.name(),
         }
     }
 }
@@ -278,7 +290,7 @@ pub(crate) fn read_json(path: &Utf8Path) -> Result<Value, Failure> {
     json_of(path, &read_text(path)?)
 }
 
-fn json_of(path: &Utf8Path, text: &str) -> Result<Value, Failure> {
+pub(crate) fn json_of(path: &Utf8Path, text: &str) -> Result<Value, Failure> {
     let why = |e: serde_json::Error| format!("it is not JSON: {e}");
     serde_json::from_str(text).map_err(|e| {
         Failure::new(ErrorCode::Malformed, format!("cannot read {path}"), why(e), "copy it again from where it came")
@@ -417,6 +429,9 @@ pub fn model_from_diffusers(config: &Config) -> Result<Model, Failure> {
 /// Keys with the same meaning are kept unchanged: several numbers of frames give the same number of latent frames, and
 /// some keys have no effect on a model. If nothing changes, the text is identical.
 pub(crate) fn config_text(model: &Model, came_with: Option<&str>) -> (String, Vec<String>) {
+    if let Some(config) = wan::config_of(model) {
+        return (wan::config_text(&config, came_with), Vec::new());
+    }
     let (plain, notes) = model_to_diffusers(model);
     let text = came_with.and_then(|text| changed(text, &plain)).unwrap_or_else(|| pretty(&plain));
     (text, notes)

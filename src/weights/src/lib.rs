@@ -40,6 +40,7 @@ mod tensor_spans;
 mod torch_file;
 #[cfg(test)]
 mod torch_tests;
+mod wan;
 mod write;
 
 pub use compare::{Changed, Difference, compare};

@@ -6,8 +6,11 @@ use rundir::{ErrorCode, Failure};
 use std::collections::BTreeSet;
 
 /// A tensor that every model has, with its name in each scheme.
-const SIGNS: [(&str, Names); 3] = [
+const SIGNS: [(&str, Names); 6] = [
     ("patch_embed.proj.weight", Names::Diffusers),
+    ("condition_embedder.time_proj.weight", Names::Diffusers),
+    ("time_projection.1.weight", Names::Wan),
+    ("time_embed.proj.weight", Names::Internal),
     ("patch_embedding.vid_proj.weight", Names::TttVideo),
     ("patch_embed.video.weight", Names::Internal),
 ];
@@ -24,6 +27,8 @@ pub enum Names {
     Internal,
     /// The names of ttt-video-dit.
     TttVideo,
+    /// The names of the original releases of Wan.
+    Wan,
     /// An unknown scheme.
     Unknown,
 }
@@ -52,16 +57,22 @@ pub(crate) fn recognize(tensors: Tensors) -> Recognized {
 
 /// Returns whether the tensors are those of a diffusers model. Their names may have the prefixes of wrappers.
 pub(crate) fn is_diffusers(tensors: &Tensors) -> bool {
-    prefix_before(SIGNS[0].0, tensors).is_some()
+    diffusers_prefix(tensors).is_some()
 }
 
 /// Removes the prefixes of wrappers from the names of a diffusers model. Also returns whether a name has changed.
 pub(crate) fn unwrapped(tensors: Tensors) -> (Tensors, bool) {
     let before: Vec<String> = tensors.keys().cloned().collect();
-    let prefix = prefix_before(SIGNS[0].0, &tensors).unwrap_or_default();
+    let prefix = diffusers_prefix(&tensors).unwrap_or_default();
     let tensors = without_prefix(tensors, &prefix);
     let changed = !tensors.keys().eq(&before);
     (tensors, changed)
+}
+
+/// Returns the prefix of the names of a diffusers model; `None` if the tensors are not those of one.
+fn diffusers_prefix(tensors: &Tensors) -> Option<String> {
+    let signs = SIGNS.iter().filter(|(_, names)| *names == Names::Diffusers);
+    signs.into_iter().find_map(|(sign, _)| prefix_before(sign, tensors))
 }
 
 /// Returns the shortest prefix of a name that ends with `sign`. Weights may have a copy with a longer prefix, such as an average.

@@ -1,13 +1,13 @@
 //! Identifies weights and opens them in any supported format.
 
 use crate::checkpoint_tensors::{checkpoint_tensors, use_average};
-use crate::config::{Config, ModelFamily, model_from_diffusers, read_json, read_text};
+use crate::config::{Config, ModelFamily, json_of, model_from_diffusers, read_json, read_text};
 use crate::location::{SourceKind, SourceLocation, TTT_FILE};
 use crate::lora::{self, LoraFile};
 use crate::naming::{self, Names, Recognized};
 use crate::scheduler::SchedulerConfig;
 use crate::tensor_spans::{StoredTensor, Tensors, tensors_of_header};
-use crate::{Header, dcp, shards, torch_file};
+use crate::{Header, dcp, shards, torch_file, wan};
 use camino::{Utf8Path, Utf8PathBuf};
 use recipe::{Model, ParamSpec, UseEma};
 use rundir::{Checkpoint, ErrorCode, Failure, RunDir};
@@ -229,6 +229,7 @@ impl WeightsSource {
         match self.names {
             Names::Diffusers => spec.diffusers.clone(),
             Names::TttVideo => spec.ttt_video(),
+            Names::Wan => wan::name_in_release(&spec.name),
             Names::Internal | Names::Unknown => None,
         }
         .unwrap_or_else(|| spec.name.clone())
@@ -237,10 +238,16 @@ impl WeightsSource {
     /// Creates a source without a configuration, with the naming scheme and the model that tensor names and shapes imply.
     fn by_names(location: SourceLocation, tensors: Tensors, bytes: u64) -> Self {
         let Recognized { names, tensors, others } = naming::recognize(tensors);
-        let model = (names == Names::TttVideo).then(|| naming::model_of_ttt_video(&tensors));
+        let model = match names {
+            Names::TttVideo => Some(naming::model_of_ttt_video(&tensors)),
+            Names::Wan => Some(wan::model_of_release(&tensors)),
+            Names::Diffusers | Names::Internal | Names::Unknown => None,
+        };
         let mut source = Self::new(location, names, tensors, bytes);
         source.optimizer = others;
         source.family = model.as_ref().and_then(|model| model.as_ref().ok()).map(ModelFamily::of);
+        let is_wan = names == Names::Wan;
+        (source.latent_scale_known, source.schedule_known) = (is_wan, is_wan);
         source.model = model;
         source
     }
@@ -270,6 +277,10 @@ impl WeightsSource {
         };
         let path = folder.join(CONFIG_FILE);
         let text = read_text(&path)?;
+        let json = json_of(&path, &text)?;
+        if wan::is_config(&json) {
+            return Self::of_wan(location, &folder, &json, text);
+        }
         let config = Config::parse(&path, &text)?;
         let shards = shards::open_any(&location.weights)?;
         lora::check_merged(&location.path, &shards.tensors)?;
@@ -305,6 +316,26 @@ impl WeightsSource {
         source.model = Some(model);
         source.config = Some(text);
         Ok(source)
+    }
+
+    /// Opens a folder of diffusers with a network of Wan. Its latents need no factor, and flow matching has no noise schedule.
+    fn of_wan(location: SourceLocation, folder: &Utf8Path, config: &Value, text: String) -> Result<Self, Failure> {
+        let shards = shards::open_any(&location.weights)?;
+        lora::check_merged(&location.path, &shards.tensors)?;
+        let (tensors, renamed) = naming::unwrapped(shards.tensors);
+        let mut model = wan::model_of_config(&folder.join(CONFIG_FILE), config);
+        if let Some(table) = model_table(folder)? {
+            model = model.and_then(|model| with_keys(&model, &table, &folder.join(MODEL_FILE)));
+        }
+        Ok(Self {
+            family: model.as_ref().ok().map(ModelFamily::of),
+            model: Some(model),
+            config: Some(text),
+            latent_scale_known: true,
+            schedule_known: true,
+            renamed,
+            ..Self::new(location, Names::Diffusers, tensors, shards.bytes)
+        })
     }
 
     fn of_checkpoint(location: SourceLocation, dir: &Utf8Path) -> Result<Self, Failure> {

@@ -24,7 +24,11 @@ use crate::{BlockCost, Flops, Model, ParamSpec, Recipe, SampleScheduler};
 
 impl FamilySpec for WanKeys {
     fn param_specs(&self, model: &Model) -> Vec<ParamSpec> {
-        param_specs(&self.network(model))
+        let named = |spec: ParamSpec| {
+            let diffusers = file_tensor(Layout::Diffusers, &spec.name).map(|tensor| tensor.name);
+            ParamSpec { diffusers, ..spec }
+        };
+        param_specs(&self.network(model)).into_iter().map(named).collect()
     }
 
     fn blocks(&self, recipe: &Recipe) -> Vec<BlockCost> {

@@ -58,8 +58,10 @@ pub(super) fn plan(request: &ConvertRequest, source: WeightsSource, form: LoraFo
         report.notes.push(format!("{} are moving averages (EMA)", counted(source.averages, "tensor")));
     }
     let mut metadata = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
-    if let Some(Ok(model)) = &source.model {
-        metadata.insert(lora::ROTARY.into(), model.cogvideox().rotary.name().into());
+    if let Some(Ok(model)) = &source.model
+        && let recipe::Family::CogVideoX(keys) = &model.family
+    {
+        metadata.insert(lora::ROTARY.into(), keys.rotary.name().into());
         report.notes.extend(rotary_note(model));
     }
     let mut texts = Vec::new();

@@ -12,7 +12,7 @@ use crate::stream::{Segment, TensorToWrite};
 use crate::tensor_spans::StoredTensor;
 use crate::write::{NewTensorFile, pack};
 use crate::{Dtype, cast};
-use recipe::{ConditionKind, Layer, Model, ParamSpec, param_specs};
+use recipe::{ConditionKind, FamilyName, Layer, Model, ParamSpec, param_specs};
 use rundir::{ErrorCode, Failure};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -191,9 +191,16 @@ fn target_model(source: &WeightsSource, request: &ConvertRequest) -> Result<Mode
         model.in_channels = channels;
     }
     if let Some(layer) = request.layer
-        && layer != model.cogvideox().layer
+        && layer != model.layer()
     {
-        let had = model.cogvideox().layer;
+        let had = model.layer();
+        if model.family.name() != FamilyName::CogVideoX {
+            let family = model.family.name().name();
+            return refuse(
+                format!("only models of CogVideoX have TTT layers, and this is one of {family}"),
+                "omit --layer".into(),
+            );
+        }
         if had != Layer::None && layer != Layer::None {
             return refuse(
                 format!("its layers are {}, which cannot become {}", word(had), word(layer)),
@@ -290,8 +297,8 @@ fn added(
     dtype: Dtype,
     seed: u64,
 ) -> Option<TensorToWrite> {
-    let had = source.model().ok()?.cogvideox().layer;
-    if spec.group != recipe::ParamGroup::Ttt || had == model.cogvideox().layer {
+    let had = source.model().ok()?.layer();
+    if spec.group != recipe::ParamGroup::Ttt || had == model.layer() {
         return None;
     }
     let segments = vec![Segment::Initial(InitialValues::new(spec.init, seed, &spec.name)?, spec.len() * 4)];
@@ -342,6 +349,9 @@ fn index(files: &[NewTensorFile]) -> Option<serde_json::Value> {
 
 /// Returns the keys of a model, with their values, that its `config.json` does not imply; `None` if it implies all keys.
 fn own_keys(model: &Model, config: &str) -> Result<Option<Vec<String>>, Failure> {
+    if model.family.name() != FamilyName::CogVideoX {
+        return Ok(None);
+    }
     let implied = model_from_diffusers(&Config::parse(CONFIG_FILE.into(), config)?)?.to_table();
     let table = model.to_table();
     // The latent scale has its own note.

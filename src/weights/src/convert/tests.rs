@@ -19,6 +19,7 @@ mod other_forms;
 mod pipeline;
 mod places;
 mod round_trip;
+mod wan;
 
 const NOW_S: f64 = 1_763_600_000.0;
 

@@ -92,6 +92,23 @@ impl Release {
         Release::TextImageToVideo5B,
     ];
 
+    /// Returns the name of the network.
+    pub fn name(self) -> &'static str {
+        match self {
+            Release::TextToVideo1_3B => "Wan2.1 T2V 1.3B",
+            Release::TextToVideo14B => "Wan T2V 14B",
+            Release::ImageToVideo14B => "Wan2.1 I2V 14B",
+            Release::FirstLastFrame14B => "Wan2.1 FLF2V 14B",
+            Release::ImageToVideoA14B => "Wan2.2 I2V A14B",
+            Release::TextImageToVideo5B => "Wan2.2 TI2V 5B",
+        }
+    }
+
+    /// Returns the published network with these sizes, if there is one.
+    pub fn of(model: &WanModel) -> Option<Self> {
+        Self::ALL.into_iter().find(|release| release.model() == *model)
+    }
+
     /// Returns the sizes of the network.
     pub fn model(self) -> WanModel {
         let large = WanModel {

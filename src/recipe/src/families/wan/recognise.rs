@@ -107,7 +107,7 @@ pub fn recognise(tensors: &Shapes, head_dim: usize) -> Result<Recognised, NotWan
         ..published
     };
     compare(tensors, layout, &model)?;
-    let release = Release::ALL.into_iter().find(|release| release.model() == model);
+    let release = Release::of(&model);
     Ok(Recognised { layout, model, release })
 }
 

@@ -1,0 +1,78 @@
+//! Conversions of networks of Wan.
+
+use super::*;
+use crate::fixtures::temp;
+use recipe::families::wan::{Layout, WanModel, file_tensor, param_specs as specs_of};
+use recipe::{FamilyName, param_specs};
+
+const FIXTURES: &str = "../../tests/fixtures/oracle/wan";
+
+/// Writes a small network of Wan with heads of the published width as a file of a layout.
+fn release(path: &Utf8Path, layout: Layout, prefix: &str) -> BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)> {
+    let published = recipe::families::wan::Release::TextToVideo1_3B.model();
+    let small = WanModel { num_layers: 2, num_heads: 1, ffn_dim: 24, text_dim: 8, freq_dim: 16, ..published };
+    let value = |n: usize| (n as f32).to_le_bytes();
+    let tensors = specs_of(&small).into_iter().map(|spec| {
+        let values: Vec<u8> = (0..spec.len() as usize).flat_map(value).collect();
+        (spec.name, (Dtype::F32, spec.shape, values))
+    });
+    let ours: BTreeMap<_, _> = tensors.collect();
+    let theirs = ours
+        .iter()
+        .map(|(name, tensor)| (format!("{prefix}{}", file_tensor(layout, name).unwrap().name), tensor.clone()));
+    write_tensors(path, &theirs.collect());
+    ours
+}
+
+#[test]
+fn a_folder_of_diffusers_is_the_same_after_both_directions() {
+    let (_keep, folder) = temp();
+    for name in ["t2v_tiny", "t2v_low_tiny"] {
+        let theirs = Utf8Path::new(FIXTURES).join(name).join("transformer");
+        let (inner, back) = (folder.join(format!("{name}-inner")), folder.join(format!("{name}-back")));
+        go(&ConvertRequest::new(&theirs, &inner, Form::Internal)).unwrap();
+        go(&ConvertRequest::new(&inner, &back, Form::Diffusers)).unwrap();
+        assert!(of(&theirs) == of(&back), "{name}: a tensor changed");
+        let config = |folder: &Utf8Path| fs::read_to_string(folder.join("config.json")).unwrap();
+        assert_eq!(config(&theirs), config(&back));
+        let model = WeightsSource::open(&inner).unwrap().model().unwrap().clone();
+        assert_eq!((model.family.name(), model.latent_scale), (FamilyName::Wan, 1.0));
+        let ours = of(&inner);
+        assert!(param_specs(&model).iter().all(|spec| ours[&spec.name].1 == spec.shape));
+    }
+}
+
+#[test]
+fn original_releases_are_read_with_and_without_the_prefix_of_comfyui() {
+    let (_keep, folder) = temp();
+    for (name, layout, prefix) in [
+        ("original", Layout::Original, ""),
+        ("comfy", Layout::ComfyUi, ""),
+        ("wrapped", Layout::Original, "_orig_mod."),
+    ] {
+        let file = folder.join(format!("{name}.safetensors"));
+        let ours = release(&file, layout, prefix);
+        let inner = folder.join(name);
+        go(&ConvertRequest::new(&file, &inner, Form::Internal)).unwrap();
+        assert!(of(&inner) == ours, "{name}");
+        let source = WeightsSource::open(&inner).unwrap();
+        let model = source.model().unwrap();
+        assert_eq!((model.num_heads, model.head_dim, model.text_len), (1, 128, 512));
+        assert_eq!(source.family.unwrap().name(), "Wan");
+    }
+}
+
+#[test]
+fn networks_that_cannot_be_trained_are_refused_by_the_key() {
+    let (_keep, folder) = temp();
+    for (name, key) in [("i2v21_tiny", "image_dim"), ("flf2v_tiny", "image_dim")] {
+        let theirs = Utf8Path::new(FIXTURES).join(name).join("transformer");
+        let refused = go(&ConvertRequest::new(&theirs, folder.join(name), Form::Internal)).unwrap_err();
+        assert!(refused.why.contains(key), "{refused}");
+    }
+    let layer = ConvertRequest {
+        layer: Some(recipe::Layer::TttMlp),
+        ..ConvertRequest::new(&Utf8Path::new(FIXTURES).join("t2v_tiny/transformer"), folder.join("ttt"), Form::Internal)
+    };
+    assert!(go(&layer).unwrap_err().why.contains("TTT layers"));
+}
