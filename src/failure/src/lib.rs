@@ -1,8 +1,9 @@
-//! [`Failure`]: an error in the form in which users see it, with its [`ErrorCode`] and its [`Cause`]; and the errors of files that every
-//! library shares.
+//! [`Failure`]: an error in the form in which users see it, with its [`ErrorCode`] and its [`Cause`]; and the errors of files, and of
+//! libraries that panic on damaged ones, that every library shares.
 
 mod code;
 mod file;
+mod panics;
 
 use cluster::NodeId;
 use serde::{Deserialize, Serialize};
@@ -10,6 +11,7 @@ use std::fmt;
 
 pub use code::ErrorCode;
 pub use file::{FileError, is_no_answer, read_text, room_for};
+pub use panics::{catch_panic, is_panic_caught};
 
 /// An error in the form in which users see it: what failed, why, and what to do now.
 ///

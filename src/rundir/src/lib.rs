@@ -67,7 +67,9 @@ pub use diagnostics::write_diagnostic;
 pub use environment::{GpuModel, NodeEnvironment};
 pub use error::Error;
 pub use events::{Event, EventKind, read_events};
-pub use failure::{Cause, ErrorCode, Failure, FileError, is_no_answer, read_text, room_for};
+pub use failure::{
+    Cause, ErrorCode, Failure, FileError, catch_panic, is_no_answer, is_panic_caught, read_text, room_for,
+};
 pub use files::{
     Versioned, is_exposed, is_file_name, read_toml, user_folder, without_links, write_atomic, write_private, write_toml,
 };

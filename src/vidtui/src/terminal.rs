@@ -226,6 +226,9 @@ pub fn restore() {
 pub fn install_panic_hook() {
     let report = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
+        if rundir::is_panic_caught() {
+            return;
+        }
         restore();
         report(panic);
         let hint = "vidtui: this is a bug in the console. Runs continue without it. To open it again: vidtui";

@@ -1,7 +1,7 @@
 //! The readers that are fuzzed. Each takes any bytes, and may refuse them, but must not panic, hang or take memory without bound.
 
 use std::fs;
-use std::sync::LazyLock;
+use std::sync::{LazyLock, Once};
 
 use camino::{Utf8Path, Utf8PathBuf};
 use cluster::nvidia_smi::GpuQuery;
@@ -49,8 +49,13 @@ fn listing(table: Utf8PathBuf) {
     let _ = read_source(&request);
 }
 
-/// Reads a table of clips in Parquet.
+/// Reads a table of clips in Parquet. The reader catches panics of its library, which the hook of the fuzzer would make the end.
 pub fn parquet(input: &[u8]) {
+    static HOOK: Once = Once::new();
+    HOOK.call_once(|| {
+        let abort = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |panic| if !failure::is_panic_caught() { abort(panic) }));
+    });
     listing(file("clips.parquet", input));
 }
 

@@ -7,15 +7,25 @@ use parquet::file::metadata::{ParquetMetaData, RowGroupMetaData};
 use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::record::Field;
 use parquet::schema::types::{ColumnPath, Type};
-use rundir::{Failure, open_regular};
+use rundir::{Failure, catch_panic, open_regular};
 use std::collections::BTreeMap;
 
 /// Reads the rows of a table.
+///
+/// The library panics on some damaged files, for example on a dictionary that ends within a text.
 pub(super) fn read(
     path: &Utf8Path,
     root: &Utf8Path,
     request: &SourceRequest,
 ) -> Result<(Columns, Vec<ClipRow>), Failure> {
+    catch_panic(|| decode(path, root, request)).unwrap_or_else(|| Err(damaged(path, "its pages cannot be decoded")))
+}
+
+fn damaged(path: &Utf8Path, why: &str) -> Failure {
+    invalid(format!("cannot read {path}"), format!("it is damaged: {why}"), "copy it again")
+}
+
+fn decode(path: &Utf8Path, root: &Utf8Path, request: &SourceRequest) -> Result<(Columns, Vec<ClipRow>), Failure> {
     let file = open_regular(path).map_err(|error| unreadable(path, error))?;
     let size = file.metadata().map_err(|error| unreadable(path, error))?.len();
     let bad = |error: parquet::errors::ParquetError| {
@@ -24,11 +34,7 @@ pub(super) fn read(
     };
     let file = SerializedFileReader::new(file).map_err(bad)?;
     if !is_inside(file.metadata(), size) {
-        return Err(invalid(
-            format!("cannot read {path}"),
-            "it is damaged: the place of a column is not in the file",
-            "copy it again",
-        ));
+        return Err(damaged(path, "the place of a column is not in the file"));
     }
     let schema = file.metadata().file_metadata().schema();
     let names: Vec<String> = schema.get_fields().iter().map(|field| field.name().to_owned()).collect();
@@ -111,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_table_whose_columns_are_not_in_the_file_is_refused() {
+    fn a_table_that_the_library_cannot_decode_is_refused() {
         let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/fuzz/parquet");
         for entry in Utf8Path::new(folder).read_dir_utf8().unwrap() {
             let entry = entry.unwrap();
