@@ -27,4 +27,5 @@ mod session;
 mod terminal;
 mod test_site;
 mod ttt_curriculum;
+mod wan;
 mod weights;

@@ -1,7 +1,7 @@
 //! Recipes of models of Wan, and the keys of each family.
 
 use camino::Utf8Path;
-use recipe::{FamilyName, Layer, Model, Recipe, RecipeError, RecipeErrorKind, Resolved, SampleScheduler, load};
+use recipe::{FamilyName, Flow, Layer, Model, Recipe, RecipeError, RecipeErrorKind, Resolved, SampleScheduler, load};
 
 fn valid(name: &str, sets: &[&str]) -> Result<Resolved, RecipeError> {
     let sets: Vec<_> = sets.iter().map(|set| (*set).to_owned()).collect();
@@ -86,4 +86,26 @@ fn a_step_of_the_1_3b_model_has_the_flops_of_its_layers() {
     let (l, t, d, h) = (32_760.0, 512.0, 1536.0, 8960.0);
     let block = 4.0 * l * (l + t) * d + 2.0 * d * d * (6.0 * l + 2.0 * t) + 4.0 * l * d * h;
     assert!((cost.forward_flops / (30.0 * block) - 1.0).abs() < 0.002, "{}", cost.forward_flops / (30.0 * block));
+}
+
+#[test]
+fn the_recipes_of_configs_wan_have_the_published_sizes_and_ranges() {
+    let folder = Utf8Path::new("../../configs/wan");
+    let billions = |name: &str| {
+        let recipe = load(&folder.join(format!("{name}.toml")), &[]).unwrap_or_else(|error| panic!("{error}")).recipe;
+        let Flow { min_level, max_level, .. } = recipe.objective;
+        ((recipe.cost().params as f64 / 1e7).round() / 100.0, [min_level, max_level], recipe.model.seq_len())
+    };
+    let all = [
+        ("2.1-1.3b", (1.42, [0.0, 1.0], 32_760)),
+        ("2.1-1.3b-lora", (1.42, [0.0, 1.0], 32_760)),
+        ("2.1-14b", (14.29, [0.0, 1.0], 32_760)),
+        ("2.1-14b-lora", (14.29, [0.0, 1.0], 32_760)),
+        ("2.2-a14b-high-lora", (14.29, [0.875, 1.0], 32_760)),
+        ("2.2-a14b-low-lora", (14.29, [0.0, 0.875], 32_760)),
+    ];
+    for (name, wanted) in all {
+        assert_eq!(billions(name), wanted, "{name}");
+    }
+    assert_eq!(folder.read_dir_utf8().unwrap().count(), all.len() + 1, "base.toml is tested by the others");
 }

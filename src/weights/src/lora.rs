@@ -1,4 +1,4 @@
-//! Reads LoRA adapters of CogVideoX in the formats of diffusers, PEFT and kohya, and in those of programs with similar names.
+//! Reads LoRA adapters of CogVideoX and Wan in the formats of diffusers, PEFT and kohya, and in those of programs with similar names.
 
 mod alpha;
 mod apply;
@@ -12,12 +12,13 @@ use crate::cast::{self, values};
 use crate::checkpoint_tensors::{checkpoint_tensors, use_average};
 use crate::location::SourceLocation;
 use crate::merge::Merge;
+use crate::source::checkpoint_model;
 use crate::tensor_spans::{Files, StoredTensor, Tensors};
 use alpha::Alphas;
 use camino::{Utf8Path, Utf8PathBuf};
 use files::Opened;
-use names::{BLOCKS, LayerNames, Modules, Names, OTHER_MODEL, Refusal};
-use recipe::{ParamSpec, UseEma, param_specs};
+use names::{LayerNames, Modules, Names, OTHER_MODEL, Refusal};
+use recipe::{FamilyName, ParamSpec, UseEma, param_specs};
 use rundir::{BaseWeights, Checkpoint, ErrorCode, Failure, RunDir};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -45,7 +46,7 @@ pub enum LoraForm {
     Diffusers,
     /// `base_model.model.MODULE.lora_A.weight` in `adapter_model.safetensors`, with `adapter_config.json`.
     Peft,
-    /// `lora_unet__MODULE_WITH_UNDERSCORES.lora_down.weight`.
+    /// `lora_unet__MODULE_WITH_UNDERSCORES.lora_down.weight`; for Wan `lora_unet_` and the original name of the layer.
     Kohya,
 }
 
@@ -56,7 +57,8 @@ impl LoraForm {
             Self::Diffusers => ["A", "B"].map(|factor| format!("transformer.{module}.lora_{factor}.weight")),
             Self::Peft => ["A", "B"].map(|factor| format!("base_model.model.{module}.lora_{factor}.weight")),
             Self::Kohya => {
-                ["down", "up"].map(|factor| format!("lora_unet__{}.lora_{factor}.weight", module.replace('.', "_")))
+                let name = names::in_kohya(module);
+                ["down", "up"].map(|factor| format!("lora_unet{name}.lora_{factor}.weight"))
             }
         }
     }
@@ -84,7 +86,7 @@ pub struct LoraFile {
     pub form: Option<LoraForm>,
     /// The weights that the adapter was trained on. Only a checkpoint of this trainer names them.
     pub base: Option<BaseWeights>,
-    /// The layers by their diffusers module name, such as `transformer_blocks.0.attn1.to_q`. Layers that diffusers does not have
+    /// The layers by their diffusers module name, such as `transformer_blocks.0.attn1.to_q`, or `blocks.0.attn1.to_q` of Wan. Layers that diffusers does not have
     /// (TTT) have this trainer's name, such as `blocks.0.ttt.q`.
     pub layers: BTreeMap<String, LoraLayer>,
     /// Tensors of a checkpoint that belong to no layer. Files with such tensors are refused.
@@ -153,23 +155,24 @@ fn adapter_checkpoint(path: &Utf8Path) -> Option<Checkpoint> {
     checkpoint.manifest.base.is_some().then_some(checkpoint)
 }
 
-/// The layers of a block by their names here and in diffusers.
+/// The layers of a block by their names here and in diffusers, with a 0 for the number of the block.
 struct OwnNames(Vec<(String, String)>);
 
 impl OwnNames {
-    fn new() -> Self {
+    /// Returns the names of a family.
+    fn new(family: FamilyName) -> Self {
         let layer = |spec: ParamSpec| {
             let ours = spec.name.strip_prefix("blocks.0.")?.strip_suffix(".weight")?.to_owned();
-            Some((ours, spec.diffusers?.strip_prefix("transformer_blocks.0.")?.strip_suffix(".weight")?.to_owned()))
+            Some((ours, spec.diffusers?.strip_suffix(".weight")?.to_owned()))
         };
-        Self(param_specs(&names::any_model()).into_iter().filter_map(layer).collect())
+        Self(param_specs(&names::any_model(family)).into_iter().filter_map(layer).collect())
     }
 
     /// Returns the diffusers module of a layer such as `blocks.3.attn.q`.
     fn diffusers(&self, layer: &str) -> Option<String> {
         let (block, layer) = layer.strip_prefix("blocks.")?.split_once('.')?;
         let (_, module) = self.0.iter().find(|(ours, _)| ours == layer)?;
-        Some(format!("{BLOCKS}{block}.{module}"))
+        Some(module.replacen("blocks.0.", &format!("blocks.{block}."), 1))
     }
 }
 
@@ -206,7 +209,10 @@ impl LoraFile {
         let all = checkpoint_tensors(checkpoint)?;
         let (state, mut tensors): (Tensors, Tensors) = all.into_iter().partition(|(name, _)| name.contains('/'));
         use_average(path, &mut tensors, &state, ema)?;
-        let (mut layers, modules) = (BTreeMap::new(), OwnNames::new());
+        // A checkpoint outside of its run is one of CogVideoX, as all were before there were other families.
+        let model = checkpoint_model(&checkpoint.dir)?;
+        let family = model.map_or(FamilyName::CogVideoX, |(model, _)| model.family.name());
+        let (mut layers, modules) = (BTreeMap::new(), OwnNames::new(family));
         for name in tensors.keys() {
             let Some(layer) = name.strip_suffix(".lora_a") else { continue };
             let other = format!("{layer}.lora_b");
@@ -267,8 +273,9 @@ impl LoraFile {
 
     /// Moves the layers that diffusers does not have to the unused tensors.
     pub(crate) fn only_diffusers_layers(mut self) -> Self {
-        let known = Modules::new();
-        let (layers, others) = self.layers.into_iter().partition(|(module, _)| known.contains(module));
+        let families = FamilyName::ALL.map(Modules::new);
+        let is_known = |module: &str| families.iter().any(|known| known.contains(module));
+        let (layers, others) = self.layers.into_iter().partition(|(module, _)| is_known(module));
         self.layers = layers;
         self.unused.extend(others.into_values().flat_map(|layer: LoraLayer| layer.names));
         self

@@ -469,7 +469,7 @@ fn with_ttt(model: &Model, header: &Header) -> Result<Model, Failure> {
 
 /// Returns the model of a checkpoint from its model file or its run, and whether the latent scale is known. `None` if the checkpoint
 /// has no model file and is outside of a run.
-fn checkpoint_model(dir: &Utf8Path) -> Result<Option<(Model, bool)>, Failure> {
+pub(crate) fn checkpoint_model(dir: &Utf8Path) -> Result<Option<(Model, bool)>, Failure> {
     if let Some(section) = model_table(dir)? {
         let known = section.contains_key("latent_scale");
         let path = dir.join(MODEL_FILE);

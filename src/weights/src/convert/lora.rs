@@ -134,7 +134,7 @@ fn config(lora: &LoraFile) -> Map<String, Value> {
     let modules: BTreeSet<&str> = lora
         .layers
         .keys()
-        .map(|module| match module.strip_prefix("transformer_blocks.").and_then(|rest| rest.split_once('.')) {
+        .map(|module| match module.split_once("blocks.").and_then(|(_, rest)| rest.split_once('.')) {
             Some((_, rest)) => rest,
             None => module,
         })

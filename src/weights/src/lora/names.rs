@@ -1,11 +1,13 @@
-//! Finds the layers of an adapter by the names of its tensors. If the file is no LoRA of a CogVideoX transformer, names what it is.
+//! Finds the layers of an adapter by the names of its tensors. If the file is no LoRA of a transformer of CogVideoX or
+//! Wan, names what it is.
 //!
 //! Sources of the names: PEFT, diffusers, kohya's sd-scripts, musubi-tuner, LyCORIS, ComfyUI, VideoX-Fun and CogVideo's SAT trainer.
 
 use crate::naming::WRAPPERS;
 use crate::tensor_spans::Tensors;
+use crate::wan;
 use camino::Utf8Path;
-use recipe::{Model, param_specs};
+use recipe::{FamilyName, Model, param_specs};
 use rundir::{ErrorCode, Failure};
 use std::collections::{BTreeMap, BTreeSet};
 use units::counted;
@@ -48,7 +50,7 @@ impl Refusal {
 
 /// The hint for adapters of other models and for files that are no adapters.
 pub(super) const OTHER_MODEL: &str =
-    "use an adapter (LoRA) of a CogVideoX transformer with the layer names of diffusers";
+    "use an adapter (LoRA) of a transformer of CogVideoX with the layer names of diffusers, or of Wan";
 /// The hint for a file with two adapters.
 const SEVERAL: &str = "save each adapter to a file of its own";
 /// The hint for adapters that only PEFT can apply.
@@ -299,7 +301,7 @@ struct Found<'a> {
     alpha: Option<&'a str>,
 }
 
-/// Assigns factors and alphas to the layers of a CogVideoX transformer.
+/// Assigns factors and alphas to the layers of a transformer.
 ///
 /// * `alphas` — the name of the layer and the name of the tensor.
 fn layers<'a>(factors: &[Factor<'a>], alphas: &[(&'a str, &'a str)]) -> Result<Names, Refusal> {
@@ -312,17 +314,23 @@ fn layers<'a>(factors: &[Factor<'a>], alphas: &[(&'a str, &'a str)]) -> Result<N
             "train it again without the text encoder",
         ));
     }
-    let modules = Modules::new();
     let all: BTreeSet<&str> = factors.iter().map(|factor| factor.layer).collect();
+    let modules = Modules::of_layers(&all);
     let named = || factors.iter().map(|factor| (factor.layer, factor.name)).chain(alphas.iter().copied());
     let places: BTreeMap<&'a str, (String, String)> =
         named().filter_map(|(layer, _)| Some((layer, modules.split(layer)?))).collect();
     let others: Vec<&str> = all.iter().filter(|layer| !places.contains_key(**layer)).copied().collect();
     if let [first, ..] = others[..] {
         let why = match others.len() == all.len() {
-            true => format!("its layers are not those of CogVideoX: {} such as {first}", counted(all.len(), "layer")),
+            true => {
+                format!("its layers are not those of CogVideoX or Wan: {} such as {first}", counted(all.len(), "layer"))
+            }
             false => {
-                format!("{} of its {} layers are not those of CogVideoX, such as {first}", others.len(), all.len())
+                format!(
+                    "{} of its {} layers are not those of CogVideoX or Wan, such as {first}",
+                    others.len(),
+                    all.len()
+                )
             }
         };
         return Err(Refusal::new(why, OTHER_MODEL));
@@ -406,11 +414,8 @@ fn is_of_text_encoder(layer: &str) -> bool {
     BEGINS.iter().any(|begin| layer.starts_with(begin)) || layer.contains("text_encoder")
 }
 
-/// The prefix of the modules of blocks.
-pub(super) const BLOCKS: &str = "transformer_blocks.";
-
-/// Returns a model with all the linear layers that a block of any CogVideoX model has.
-pub(super) fn any_model() -> Model {
+/// Returns a model with all the linear layers that a block of any model of a family has.
+pub(super) fn any_model(family: FamilyName) -> Model {
     let needed = [
         ("num_layers", 1),
         ("num_heads", 1),
@@ -420,42 +425,70 @@ pub(super) fn any_model() -> Model {
         ("latent_width", 2),
     ];
     let mut table = toml::Table::from_iter(needed.map(|(key, value)| (key.to_owned(), value.into())));
-    // CogVideoX 1.5 image-to-video has all the linear layers that any CogVideoX model has.
-    table.extend([("patch_size_t".to_owned(), 2.into()), ("ofs_embedding".to_owned(), true.into())]);
+    table.insert("family".into(), family.name().into());
+    match family {
+        // CogVideoX 1.5 image-to-video has all the linear layers that any CogVideoX model has.
+        FamilyName::CogVideoX => {
+            table.extend([("patch_size_t".to_owned(), 2.into()), ("ofs_embedding".to_owned(), true.into())]);
+        }
+        FamilyName::Wan => drop(table.insert("ffn_dim".into(), 1.into())),
+    }
     Model::from_table(&table).expect("the keys without defaults are set")
 }
 
-/// The linear layers of CogVideoX transformers by their modules in diffusers.
+/// The linear layers of the transformers of a family, by their names in files of adapters.
 pub(super) struct Modules {
-    /// The layers of a block without its prefix and number, such as `attn1.to_q`.
-    of_block: BTreeSet<String>,
-    /// The layers outside of blocks.
-    outer: BTreeSet<String>,
+    /// What stands before the number of a block in the names of diffusers: `transformer_blocks.`.
+    blocks: &'static str,
+    /// The layers of a block without the prefix and the number, such as `attn1.to_q`: the names in files, and the modules in diffusers.
+    of_block: BTreeMap<String, String>,
+    /// The layers outside of blocks, in the same way.
+    outer: BTreeMap<String, String>,
 }
 
 impl Modules {
-    pub fn new() -> Self {
-        let (mut of_block, mut outer) = (BTreeSet::new(), BTreeSet::new());
-        let matrices = param_specs(&any_model()).into_iter().filter(|spec| spec.shape.len() == 2);
-        for name in matrices.filter_map(|spec| spec.diffusers) {
-            let Some(module) = name.strip_suffix(".weight") else { continue };
-            match module.strip_prefix("transformer_blocks.0.") {
-                Some(module) => of_block.insert(module.to_owned()),
-                None => outer.insert(module.to_owned()),
+    /// Returns the layers of a family.
+    pub fn new(family: FamilyName) -> Self {
+        let blocks = match family {
+            FamilyName::CogVideoX => "transformer_blocks.",
+            FamilyName::Wan => "blocks.",
+        };
+        let mut modules = Self { blocks, of_block: BTreeMap::new(), outer: BTreeMap::new() };
+        let matrices = param_specs(&any_model(family)).into_iter().filter(|spec| spec.shape.len() == 2);
+        for spec in matrices {
+            let Some(module) = spec.diffusers.as_deref().and_then(|name| name.strip_suffix(".weight")) else {
+                continue;
             };
+            // Other programs have the original names of Wan.
+            let original = wan::name_in_release(&spec.name).filter(|_| family == FamilyName::Wan);
+            let names = [Some(module), original.as_deref().and_then(|name| name.strip_suffix(".weight"))];
+            let first = format!("{blocks}0.");
+            for name in names.into_iter().flatten() {
+                match (name.strip_prefix(&first), module.strip_prefix(&first)) {
+                    (Some(name), Some(module)) => modules.of_block.insert(name.to_owned(), module.to_owned()),
+                    _ => modules.outer.insert(name.to_owned(), module.to_owned()),
+                };
+            }
         }
-        Self { of_block, outer }
+        modules
     }
 
-    /// Returns whether CogVideoX transformers have a module.
+    /// Returns the family of which all these layers are, CogVideoX if there is none.
+    pub fn of_layers(layers: &BTreeSet<&str>) -> Self {
+        let families = FamilyName::ALL.into_iter().map(Self::new);
+        let has_all = |modules: &Self| layers.iter().all(|layer| modules.split(layer).is_some());
+        families.into_iter().find(has_all).unwrap_or_else(|| Self::new(FamilyName::CogVideoX))
+    }
+
+    /// Returns whether diffusers has a module in the transformers of the family.
     pub fn contains(&self, module: &str) -> bool {
-        match module.strip_prefix(BLOCKS).and_then(|rest| rest.split_once('.')) {
-            Some((block, rest)) => block.parse::<u32>().is_ok() && self.of_block.contains(rest),
-            None => self.outer.contains(module),
+        match module.strip_prefix(self.blocks).and_then(|rest| rest.split_once('.')) {
+            Some((block, rest)) => block.parse::<u32>().is_ok() && self.of_block.values().any(|own| own == rest),
+            None => self.outer.values().any(|own| own == module),
         }
     }
 
-    /// Splits the name of a layer into its prefix and the module in diffusers. `None` if CogVideoX transformers have no such module.
+    /// Splits the name of a layer into its prefix and the module in diffusers. `None` if the transformers have no such module.
     pub fn split(&self, layer: &str) -> Option<(String, String)> {
         // `processor`: the attention processors of older versions of diffusers.
         let is_own = |part: &&str| *part != "processor" && !WRAPPERS.contains(part);
@@ -471,37 +504,54 @@ impl Modules {
 
     fn with_dots(&self, layer: &str) -> Option<(String, String)> {
         // The prefix may contain the same word.
-        if let Some(at) = layer.rfind(BLOCKS)
+        if let Some(at) = layer.rfind(self.blocks)
             && ends_with_one_of(&layer[..at], &['.'])
-            && self.contains(&layer[at..])
+            && let Some((block, rest)) = layer[at + self.blocks.len()..].split_once('.')
+            && let Ok(block) = block.parse::<u32>()
+            && let Some(module) = self.of_block.get(rest)
         {
-            return Some((layer[..at].to_owned(), layer[at..].to_owned()));
+            return Some((layer[..at].to_owned(), format!("{}{block}.{module}", self.blocks)));
         }
-        self.outer.iter().find_map(|module| {
-            let prefix = layer.strip_suffix(module.as_str())?;
+        self.outer.iter().find_map(|(name, module)| {
+            let prefix = layer.strip_suffix(name.as_str())?;
             is_outer_prefix(prefix, &['.']).then(|| (prefix.to_owned(), module.clone()))
         })
     }
 
     fn with_underscores(&self, layer: &str) -> Option<(String, String)> {
-        const BEGIN: &str = "transformer_blocks_";
-        if let Some(at) = layer.rfind(BEGIN)
+        let begin = self.blocks.replace('.', "_");
+        if let Some(at) = layer.rfind(&begin)
             && ends_with_one_of(&layer[..at], &['.', '_'])
-            && let Some((block, rest)) = layer[at + BEGIN.len()..].split_once('_')
+            && !(begin == "blocks_" && OTHER_BLOCKS.iter().any(|other| layer[..at].ends_with(other)))
+            && let Some((block, rest)) = layer[at + begin.len()..].split_once('_')
             && let Ok(block) = block.parse::<u32>()
-            && let Some(module) = self.of_block.iter().find(|module| module.replace('.', "_") == rest)
+            && let Some((_, module)) = self.of_block.iter().find(|(name, _)| name.replace('.', "_") == rest)
         {
-            return Some((layer[..at].to_owned(), format!("{BLOCKS}{block}.{module}")));
+            return Some((layer[..at].to_owned(), format!("{}{block}.{module}", self.blocks)));
         }
         // Names with dots have underscores within their parts.
         if layer.rsplit_once('.').is_some_and(|(_, last)| !last.starts_with("lora_")) {
             return None;
         }
-        self.outer.iter().find_map(|module| {
-            let prefix = layer.strip_suffix(module.replace('.', "_").as_str())?;
+        self.outer.iter().find_map(|(name, module)| {
+            let prefix = layer.strip_suffix(name.replace('.', "_").as_str())?;
             is_outer_prefix(prefix, &['.', '_']).then(|| (prefix.to_owned(), module.clone()))
         })
     }
+}
+
+/// What stands before `blocks_` in the names of other models than Wan, such as `single_blocks_`.
+const OTHER_BLOCKS: [&str; 4] = ["transformer_", "single_", "double_", "joint_"];
+
+/// Returns the name of a module of diffusers in kohya's format, without `lora_unet`. Files of Wan have its original names there.
+pub(super) fn in_kohya(module: &str) -> String {
+    let wan = Modules::new(FamilyName::Wan);
+    let original = module.strip_prefix(wan.blocks).and_then(|rest| rest.split_once('.')).and_then(|(block, own)| {
+        // The name that is not that of diffusers; the norms, which have no adapter, share theirs.
+        let (name, _) = wan.of_block.iter().find(|(name, of)| *of == own && *name != own)?;
+        Some(format!("_{}{block}.{name}", wan.blocks))
+    });
+    original.unwrap_or_else(|| format!("__{module}")).replace('.', "_")
 }
 
 /// Returns whether a prefix is empty or ends with one of the separators.

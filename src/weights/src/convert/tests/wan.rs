@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::fixtures::temp;
+use crate::lora::{LoraFile, LoraForm};
 use recipe::families::wan::{Layout, WanModel, file_tensor, param_specs as specs_of};
 use recipe::{FamilyName, param_specs};
 
@@ -75,4 +76,33 @@ fn networks_that_cannot_be_trained_are_refused_by_the_key() {
         ..ConvertRequest::new(&Utf8Path::new(FIXTURES).join("t2v_tiny/transformer"), folder.join("ttt"), Form::Internal)
     };
     assert!(go(&layer).unwrap_err().why.contains("TTT layers"));
+}
+
+#[test]
+fn adapters_of_diffusers_comfyui_and_kohya_have_the_same_layers_and_become_each_other() {
+    let (_keep, folder) = temp();
+    let adapter = Utf8Path::new(FIXTURES).join("lora/t2v_r4_a8");
+    let form = |name: &str| match name {
+        "diffusers" => adapter.join(name),
+        file => adapter.join(format!("{file}.safetensors")),
+    };
+    let layers = |path: &Utf8Path| {
+        let lora = LoraFile::open(path).unwrap();
+        let mut files = Files::default();
+        let mut read = |tensor: &StoredTensor| files.read_all(tensor).unwrap();
+        let of = lora.layers.iter().map(|(module, layer)| (module.clone(), (read(&layer.down), read(&layer.up))));
+        of.collect::<BTreeMap<_, _>>()
+    };
+    let wanted = layers(&form("diffusers"));
+    assert!(wanted.keys().all(|module| module.starts_with("blocks.")), "{adapter}");
+    assert!(layers(&form("comfy")) == wanted && layers(&form("kohya")) == wanted, "{adapter}");
+    for (from, to, like) in [("diffusers", LoraForm::Kohya, "kohya"), ("kohya", LoraForm::Diffusers, "diffusers")] {
+        let target = folder.join(like);
+        go(&ConvertRequest::new(&form(from), &target, Form::Lora(to))).unwrap();
+        let names = |path: &Utf8Path| {
+            WeightsSource::open(path).unwrap().tensors.into_keys().collect::<std::collections::BTreeSet<_>>()
+        };
+        assert_eq!(names(&target), names(&form(like)), "{adapter}");
+        assert!(layers(&target) == wanted, "{adapter}");
+    }
 }

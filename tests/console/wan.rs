@@ -1,0 +1,134 @@
+//! Wan from a folder of clips to a sampled video, with the commands of docs/wan.md, at a toy size. Without the trainer, the test prints
+//! that it is skipped.
+
+use crate::real_trainer::site_with_trainer;
+use crate::test_site::TestSite;
+use camino::{Utf8Path, Utf8PathBuf};
+use rundir::RunDir;
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::process::Command;
+use weights::Header;
+
+/// The settings that make a model and its training small.
+const TINY: &str = "[model]\nnum_layers = 2\nnum_heads = 2\nhead_dim = 20\nffn_dim = 72\nfreq_dim = 32\ntext_dim = 24\ntext_len = 20\n\
+    latent_frames = 3\nlatent_height = 6\nlatent_width = 8\n\
+    [data]\nindex = \"data\"\n\
+    [train]\nsteps = 6\nglobal_batch = 2\ndtype = \"float32\"\n\
+    [encoders]\nfolder = \"model\"\ndtype = \"float32\"\n\
+    [optimizer]\nwarmup_steps = 0\n\
+    [checkpoint]\ninterval = 3\n";
+
+fn project(path: &str) -> Utf8PathBuf {
+    Utf8Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path).canonicalize_utf8().unwrap()
+}
+
+/// Writes the text encoder of the T5 of the fixtures as umT5: every block has the position biases of the first one.
+fn umt5(folder: &Utf8Path) {
+    let t5 = project("tests/fixtures/oracle/t5/t5_v1_1_tiny/text_encoder");
+    fs::create_dir_all(folder).unwrap();
+    let config = fs::read_to_string(t5.join("config.json")).unwrap().replace("\"t5\"", "\"umt5\"");
+    fs::write(folder.join("config.json"), config).unwrap();
+    let files = t5.read_dir_utf8().unwrap().map(|entry| entry.unwrap().into_path());
+    let headers: Vec<Header> =
+        files.filter(|file| file.extension() == Some("safetensors")).map(|file| Header::read(&file).unwrap()).collect();
+    let bias = |block: usize| format!("encoder.block.{block}.layer.0.SelfAttention.relative_attention_bias.weight");
+    let own = headers.iter().flat_map(|header| header.tensors.keys()).map(|name| (name.clone(), name.clone()));
+    let more = (1..3).map(|block| (bias(block), bias(0)));
+    let (mut table, mut data) = (serde_json::Map::new(), Vec::new());
+    for (name, from) in own.chain(more) {
+        let header = headers.iter().find(|header| header.tensors.contains_key(&from)).unwrap();
+        let begin = data.len();
+        data.extend(header.read_tensor(&from).unwrap());
+        let entry = serde_json::json!({
+            "dtype": "F32", "shape": header.tensor(&from).unwrap().shape, "data_offsets": [begin, data.len()]
+        });
+        table.insert(name, entry);
+    }
+    let table = serde_json::Value::Object(table).to_string();
+    let file = [&(table.len() as u64).to_le_bytes(), table.as_bytes(), &data].concat();
+    fs::write(folder.join("model.safetensors"), file).unwrap();
+}
+
+/// Makes a folder with the encoders of Wan, the weights of a network, and two clips with captions.
+fn prepare(site: &TestSite) {
+    let model = site.root.join("model");
+    umt5(&model.join("text_encoder"));
+    for (part, from) in [
+        ("vae", "tests/fixtures/oracle/wan/vae21_tiny/vae"),
+        ("transformer", "tests/fixtures/oracle/wan/t2v_tiny/transformer"),
+        ("tokenizer", "tests/fixtures/oracle/t5/t5_v1_1_tiny/tokenizer"),
+    ] {
+        symlink(project(from), model.join(part)).unwrap();
+    }
+    fs::create_dir_all(site.root.join("videos")).unwrap();
+    for (name, start) in [("one", "0"), ("two", "1")] {
+        let clip = site.root.join(format!("videos/{name}.mp4"));
+        let mut ffmpeg = Command::new("ffmpeg");
+        ffmpeg.args(["-v", "error", "-ss", start, "-i", project("assets/demo/bunny.mp4").as_str()]);
+        ffmpeg.args(["-vf", "fps=16,scale=64:48", "-frames:v", "9", clip.as_str()]);
+        assert!(ffmpeg.status().unwrap().success());
+        site.write(&format!("videos/{name}.txt"), "a  rabbit &amp; a butterfly");
+    }
+    for (name, base) in [("full", "2.1-1.3b"), ("lora", "2.1-1.3b-lora"), ("low", "2.2-a14b-low-lora")] {
+        let base = project(&format!("configs/wan/{base}.toml"));
+        let lora = if name == "full" { "" } else { "[lora]\nrank = 4\n" };
+        site.write(&format!("{name}.toml"), &format!("base = \"{base}\"\nname = \"{name}\"\n{TINY}{lora}"));
+    }
+}
+
+#[test]
+fn a_folder_of_clips_becomes_an_adapter_of_wan_and_a_video() {
+    let Some(site) = site_with_trainer() else { return };
+    prepare(&site);
+    site.succeeds(&["convert", "model", "weights", "--to", "internal"]);
+    site.succeeds(&["data", "encode", "videos", "--for", "lora.toml", "--out", "data", "--local", "1", "--wait"]);
+    let spec: toml::Table = fs::read_to_string(site.root.join("data/dataset.toml")).unwrap().parse().unwrap();
+    assert_eq!((spec["vae"]["channels"].as_integer(), spec["vae"]["scaling_factor"].as_float()), (Some(16), Some(1.0)));
+
+    // Fewer ranks than the recipe has: it is fitted to them.
+    let start = ["--init", "weights", "--set", "mesh.dp_shard=2", "--local", "2", "--wait", "--json"];
+    let started = site.json(&[&["launch", "lora.toml"], &start[..]].concat());
+    let run = RunDir::new(started["dir"].as_str().unwrap());
+    let losses: Vec<f64> = runstate::recent_metrics(&run).unwrap().iter().filter_map(|sample| sample.loss).collect();
+    assert_eq!(losses.len(), 6);
+    assert!(losses.iter().all(|loss| loss.is_finite() && *loss > 0.0), "{losses:?}");
+
+    let made =
+        site.json(&["sample", "latest", "--prompt", "a rabbit", "--steps", "3", "--out", "videos-of-lora", "--json"]);
+    let sample = &made["videos"][0]["sample"];
+    assert_eq!((&sample["frames"], &sample["fps"], &sample["scheduler"]), (&9.into(), &16.0.into(), &"unipc".into()));
+    assert!(video::probe(made["videos"][0]["path"].as_str().unwrap().into()).is_ok());
+
+    // The adapter in the names of diffusers, and merged into the weights.
+    site.succeeds(&["convert", "latest", "adapter", "--to", "lora-diffusers"]);
+    let header = Header::read(&site.root.join("adapter/pytorch_lora_weights.safetensors")).unwrap();
+    assert!(
+        header.tensors.contains_key("transformer.blocks.0.attn1.to_q.lora_A.weight"),
+        "{:?}",
+        header.tensors.keys()
+    );
+    site.succeeds(&["convert", "model", "merged", "--to", "diffusers", "--merge", "adapter"]);
+    let config = |folder: &str| fs::read_to_string(site.root.join(folder).join("config.json")).unwrap();
+    assert_eq!(config("merged"), config("model/transformer"));
+
+    // The same data trains all parameters, and an expert for low noise.
+    for recipe in ["full.toml", "low.toml"] {
+        let sets = ["--set", "train.steps=2", "--set", "mesh.dp_shard=1", "--set", "mesh.tp=2"];
+        site.succeeds(&[&["launch", recipe, "--init", "weights", "--local", "2", "--wait"], &sets[..]].concat());
+    }
+}
+
+#[test]
+fn encoders_and_weights_of_another_family_are_refused_before_the_start() {
+    let Some(site) = site_with_trainer() else { return };
+    prepare(&site);
+    let t5 = site.root.join("model/text_encoder");
+    fs::remove_dir_all(&t5).unwrap();
+    symlink(project("tests/fixtures/oracle/t5/t5_v1_1_tiny/text_encoder"), &t5).unwrap();
+    let refused = site.fails(&["data", "encode", "videos", "--for", "lora.toml", "--out", "data", "--local", "1"]);
+    assert!(refused.contains("its text encoder is that of CogVideoX, and the model is one of Wan"), "{refused}");
+    let image = project("tests/fixtures/oracle/wan/i2v21_tiny/transformer");
+    let refused = site.fails(&["convert", image.as_str(), "weights", "--to", "internal"]);
+    assert!(refused.contains("image_dim"), "{refused}");
+}
