@@ -53,3 +53,37 @@ fn objectives_of_wan_train_in_bf16_and_within_a_range_of_noise_levels() {
         assert!(losses.iter().all(|loss| loss.is_finite() && *loss > 0.0), "{objective:?}: {losses:?}");
     }
 }
+
+/// Forecast: the peak of a step, from the formulas of `vidtui check`. Measured: the growth of the peak of the process from two samples at
+/// a time to several, so that libtorch and the program cancel.
+#[test]
+fn the_peak_memory_of_a_step_of_wan_is_the_forecast() {
+    let scene = Scene::of_wan();
+    let long = scene.dataset("long", 13, [16, 16], 8);
+    let long = format!("data.index={}", scene.text_dataset(&long, 16, 1));
+    let size = ["model.latent_height=16", "model.latent_width=16", "model.latent_frames=13", "model.num_heads=4"];
+    let model = ["model.head_dim=64", "model.ffn_dim=1024", "model.num_layers=2", long.as_str()];
+    let run = ["train.steps=1", "optimizer.warmup_steps=1", "checkpoint.interval=0"];
+    let base = [&size[..], &model, &run].concat();
+    let lora = ["train.trainable=lora", "lora.rank=4"];
+    for (name, samples, mesh, sets) in [
+        ("block", 8, [1, 1, 1], &[][..]),
+        ("none", 6, [1, 1, 1], &["remat.mode=none"]),
+        ("attention", 8, [1, 1, 1], &["remat.keep_attention=false"]),
+        ("fp32", 8, [1, 1, 1], &["train.dtype=float32"]),
+        ("lora", 8, [1, 1, 1], &lora),
+        ("tp", 8, [1, 1, 2], &[]),
+    ] {
+        let peak = |samples: usize| {
+            let batch = format!("train.global_batch={samples}");
+            let sets = [&base[..], sets, &[batch.as_str()]].concat();
+            let run = scene.launch(&format!("{name}-{samples}"), &mesh, &sets).finish();
+            let measured = run.samples().last().unwrap().mem_peak_gib_by_rank[0];
+            (run.dir.read_run().unwrap().recipe().unwrap().cost().memory.total() as f64 / f64::from(1 << 30), measured)
+        };
+        let ((few_foreseen, few), (many_foreseen, many)) = (peak(2), peak(samples));
+        let (foreseen, measured) = (many_foreseen - few_foreseen, many - few);
+        println!("{name}: {measured:.4} GiB, forecast {foreseen:.4} GiB, ratio {:.3}", measured / foreseen);
+        assert!((measured / foreseen - 1.0).abs() < 0.2, "{name}: {measured:.4} GiB, forecast {foreseen:.4} GiB");
+    }
+}

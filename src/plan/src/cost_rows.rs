@@ -16,15 +16,15 @@ pub fn cost_rows(recipe: &Recipe) -> Vec<(String, String)> {
         some => format!("{} trained", grouped(some)),
     };
     let rows = [
-        (
-            "sequence",
-            format!(
-                "{} tokens: {text} text, {} × {} video",
-                grouped(cost.seq_len),
-                model.token_frames(),
-                model.tokens_per_frame()
-            ),
-        ),
+        ("sequence", {
+            let video = format!("{} × {} video", model.token_frames(), model.tokens_per_frame());
+            let tokens = grouped(cost.seq_len);
+            match model.seq_len() == model.video_tokens() {
+                // Blocks attend to the text, which is no part of their sequence.
+                true => format!("{tokens} tokens: {video}; besides, {text} text"),
+                false => format!("{tokens} tokens: {text} text, {video}"),
+            }
+        }),
         ("parameters", format!("{}, {trained}", grouped(cost.params))),
         ("memory", memory_row(recipe, &cost)),
         ("checkpoint", checkpoint(&cost, recipe)),

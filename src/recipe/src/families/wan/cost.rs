@@ -14,10 +14,11 @@ pub(super) fn blocks(keys: &WanKeys, recipe: &Recipe) -> Vec<BlockCost> {
 /// The list counts rows. A row is one tensor of all video tokens at the model's width, in the compute dtype; one in fp32 counts as
 /// `wide` rows. Autograd keeps these rows for a block of the `dit` crate:
 ///
-/// * Whole: the outputs of three norms, which TP ranks gather.
-/// * Tokens split over TP ranks: two norms in fp32, two gated updates in fp32, and the residuals.
-/// * Width split over TP ranks: queries and keys before their norms and after them, in fp32, and after the rotation; values and outputs
-///   of the self-attention; queries and outputs of the attention to the text; the MLP's hidden layer before and after its activation.
+/// * Whole: the outputs of two norms, which TP ranks gather, and of a third if the MLP's first layer or its adapter is trained.
+/// * Tokens split over TP ranks: the residuals; if the modulation is trained, two norms and two updates in fp32.
+/// * Width split over TP ranks: queries and keys before their norms in fp32, after them if the gains are trained, and after the
+///   rotation; values and outputs of the self-attention; queries and outputs of the attention to the text; the MLP's hidden layer before its
+///   activation, and after it if the next layer or its adapter is trained.
 /// * Keys and values of the text.
 fn block(keys: &WanKeys, recipe: &Recipe) -> BlockCost {
     let (m, tp) = (&recipe.model, recipe.mesh.tp);
@@ -28,15 +29,23 @@ fn block(keys: &WanKeys, recipe: &Recipe) -> BlockCost {
     let text = (m.text_len * m.dim()) as f64;
     let hidden = keys.ffn_dim as f64 / m.dim() as f64;
     let if_tp = |rows: f64| if tp > 1 { rows } else { 0.0 };
-    let split = (4.0 * wide + 4.0) + (2.0 * wide + 2.0) + 2.0 * hidden;
-    let of_text = (2.0 * wide + 2.0) * text / tp as f64;
+    let specs = recipe.param_specs();
+    let if_trained = |part: &str, rows: f64| {
+        let is_trained = |spec: &ParamSpec| spec.name.contains(part) && recipe.train.trains(spec);
+        if specs.iter().any(is_trained) { rows } else { 0.0 }
+    };
+    let normed = wide + if_trained("_norm.weight", wide);
+    let split = (2.0 * normed + 4.0) + (normed + 2.0) + hidden + if_trained(".mlp.down.", hidden);
+    let whole = 2.0 + if_trained(".mlp.up.", 1.0);
+    let of_text = (normed + 2.0) * text / tp as f64;
+    let parts = 3.0 + if_trained("modulation", 4.0 * wide);
     BlockCost {
         flops: block_flops(&keys.network(m), m),
         input: part,
         attended: 2 * row / tp as u64,
         scanned: 0,
         logsumexps: 2 * (m.seq_len() * m.num_heads / tp) as u64,
-        graph: (3.0 + split / tp as f64) * row as f64 + (4.0 * wide + 3.0) * part as f64 + of_text,
+        graph: (whole + split / tp as f64) * row as f64 + parts * part as f64 + of_text,
         temporaries: (2.0 + wide) * part as f64 + (2.0 * hidden / tp as f64 + if_tp(1.0)) * row as f64,
         states: 0,
         // Both attentions and the MLP.
