@@ -9,7 +9,7 @@ fn valid(name: &str, sets: &[&str]) -> Result<Resolved, RecipeError> {
 }
 
 fn wan(sets: &[&str]) -> Recipe {
-    valid("wan.toml", sets).unwrap().recipe
+    valid("wan.toml", sets).expect("the recipe is valid").recipe
 }
 
 #[test]

@@ -73,7 +73,7 @@ fn networks_that_cannot_be_trained_are_refused_by_the_key() {
     }
     let layer = ConvertRequest {
         layer: Some(recipe::Layer::TttMlp),
-        ..ConvertRequest::new(&Utf8Path::new(FIXTURES).join("t2v_tiny/transformer"), folder.join("ttt"), Form::Internal)
+        ..ConvertRequest::new(Utf8Path::new(FIXTURES).join("t2v_tiny/transformer"), folder.join("ttt"), Form::Internal)
     };
     assert!(go(&layer).unwrap_err().why.contains("TTT layers"));
 }
@@ -98,7 +98,7 @@ fn adapters_of_diffusers_comfyui_and_kohya_have_the_same_layers_and_become_each_
     assert!(layers(&form("comfy")) == wanted && layers(&form("kohya")) == wanted, "{adapter}");
     for (from, to, like) in [("diffusers", LoraForm::Kohya, "kohya"), ("kohya", LoraForm::Diffusers, "diffusers")] {
         let target = folder.join(like);
-        go(&ConvertRequest::new(&form(from), &target, Form::Lora(to))).unwrap();
+        go(&ConvertRequest::new(form(from), &target, Form::Lora(to))).unwrap();
         let names = |path: &Utf8Path| {
             WeightsSource::open(path).unwrap().tensors.into_keys().collect::<std::collections::BTreeSet<_>>()
         };
