@@ -78,14 +78,23 @@ fn site() -> TestSite {
     let project = Utf8Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize_utf8().unwrap();
     small_recipes(&project.join("configs/cogvideox"), &site.root.join("configs/cogvideox"));
     symlink(VIDTUI, site.root.join("bin/vidtui")).unwrap();
-    site.write("tables/metadata.csv", "video,long_caption,short\na.mp4,a ball rolls,ball\nb.mp4,a cube turns,cube\n");
-    for (name, colour) in [("a", "red"), ("b", "blue")] {
-        site.write(&format!("videos/{name}.txt"), &format!("a {colour} picture"));
+    let titles = "video,long_caption,short,aesthetic,ocr_score,motion";
+    site.write(
+        "tables/metadata.csv",
+        &format!("{titles}\na.mp4,a ball rolls,ball,5.5,0.01,1.2\nb.mp4,a cube turns,cube,6,0,3\n"),
+    );
+    let make = |source: &str, file: &str| {
         let mut ffmpeg = Command::new("ffmpeg");
-        let source = format!("color={colour}:size=96x64:rate=8");
-        ffmpeg.args(["-v", "error", "-f", "lavfi", "-i", &source, "-frames:v", "56"]);
-        assert!(ffmpeg.arg(site.root.join(format!("videos/{name}.mp4"))).status().unwrap().success());
+        ffmpeg.args(["-v", "error", "-f", "lavfi", "-i", source, "-frames:v", "56", "-pix_fmt", "yuv420p"]);
+        assert!(ffmpeg.arg(site.root.join(file)).status().unwrap().success());
+    };
+    for (name, source) in [("a", "testsrc2"), ("b", "mandelbrot")] {
+        site.write(&format!("videos/{name}.txt"), &format!("a picture of {source}"));
+        make(&format!("{source}=size=96x64:rate=8"), &format!("videos/{name}.mp4"));
     }
+    fs::create_dir(site.root.join("films")).unwrap();
+    // Two scenes of 3.5 s.
+    make("color=red:size=96x64:rate=8,drawbox=c=white:t=fill:enable='gte(t,3.5)'", "films/film.mp4");
     symlink(project.join("tests/fixtures/dataset/factory"), site.root.join("prepared")).unwrap();
     let (model, oracle) = (site.root.join("hub"), project.join("tests/fixtures/oracle"));
     for (part, from) in [
