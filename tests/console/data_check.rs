@@ -124,6 +124,28 @@ fn an_encode_of_a_folder_checks_it_first() {
 }
 
 #[test]
+fn conditions_on_columns_leave_out_clips_before_they_are_read() {
+    let site = site();
+    site.write("clips/metadata.csv", "path,text,motion\na.mp4,one,1.5\nb.mp4,two,7\nnone.mp4,three,\n");
+    let check = |conditions| site.vidtui(&["data", "check", "clips", "--out", "clips.jsonl", "--where", conditions]);
+    let checked = check("motion between 0.5 and 2");
+    assert_eq!(checked.code, 0, "{}", checked.stderr);
+    assert!(checked.stdout.contains("motion between 0.5 and 2         2                 1"), "{}", checked.stdout);
+    let manifest = dataset::ClipManifest::read(&site.root.join("clips.jsonl")).unwrap();
+    assert_eq!(manifest.header.conditions, "motion between 0.5 and 2");
+    assert_eq!(manifest.clips.iter().map(|clip| clip.id.as_str()).collect::<Vec<_>>(), ["a.mp4"]);
+    for (conditions, expected) in [
+        ("motion > 10", (1, "invalid-dataset")),
+        ("text > 10", (1, "invalid-dataset")),
+        ("mution > 1", (1, "invalid-dataset")),
+        ("motion >", (2, "invalid-argument")),
+    ] {
+        let (code, error) = site.error(&["data", "check", "clips", "--where", conditions]);
+        assert_eq!((code, error.as_str()), expected, "{conditions}");
+    }
+}
+
+#[test]
 fn invalid_checks_are_refused_before_any_video_is_read() {
     let site = site();
     for (args, expected) in [

@@ -12,6 +12,7 @@ mod clip;
 mod conditions;
 mod encode;
 mod encoders;
+mod filter;
 mod import;
 mod index;
 mod layouts;
@@ -33,10 +34,12 @@ pub use clip::{Clip, Unusual};
 pub use conditions::{IMAGE, KNOWN, MASKED, condition_tensors, drawn_role};
 pub use encode::{ENCODER_FOLDERS, EncodeCost, EncodeInputs, check_folder, open_tokenizer};
 pub use encoders::check_encoders;
+pub use filter::{Condition, Filter};
 pub use import::{ImportPlan, ImportRequest, Imported, NotFiniteClip, NotFiniteClips, plan_import};
 pub use index::{Index, LATENT, MOMENTS, TEXT, TrainingSample, open_null_text};
 pub use layouts::{
-    Caption, CaptionFault, ClipRow, Layout, SourceListing, SourceRequest, Stated, VIDEO_ENDINGS, read_source,
+    Caption, CaptionFault, ClipRow, ConditionCount, Layout, MEASURED, NumberColumn, SourceFields, SourceListing,
+    SourceRequest, Stated, VIDEO_ENDINGS, read_source,
 };
 pub use manifest::{ClipManifest, ManifestHeader};
 pub use open::{frame_rate, store_folder};

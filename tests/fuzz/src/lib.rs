@@ -45,7 +45,7 @@ pub fn dcp(input: &[u8]) {
 }
 
 fn listing(table: Utf8PathBuf) {
-    let request = SourceRequest { source: table, layout: None, video_column: None, caption_column: None, root: None };
+    let request = SourceRequest { source: table, ..SourceRequest::default() };
     let _ = read_source(&request);
 }
 

@@ -4,7 +4,7 @@ use super::CheckRequest;
 use super::facts::ProbeResult;
 use super::probing::{Outcome, Results};
 use crate::layouts::{ClipRow, SourceListing};
-use crate::{Clip, ClipManifest, ExclusionReason};
+use crate::{Clip, ClipManifest, ExclusionReason, Filter};
 use std::collections::{HashMap, HashSet};
 use video::{FrameChoice, FrameMode, NotEnough, choose};
 
@@ -55,6 +55,44 @@ fn clip(row: &ClipRow, outcome: Option<&Outcome>, request: &CheckRequest<'_>, id
         clip.tokens = request.count_tokens.and_then(|count| clip.captions().map(count).max());
     }
     clip
+}
+
+/// Leaves out the clips that do not meet a condition on a measured number. A clip that cannot be used stays, with its reason.
+pub(super) fn leave_out(source: &mut SourceListing, clips: &mut Vec<Clip>, filter: &Filter) {
+    let SourceListing { rows, fields, .. } = source;
+    if fields.conditions.iter().all(|count| !count.is_measured) {
+        return;
+    }
+    let mut of_rows = std::mem::take(rows).into_iter();
+    clips.retain(|clip| {
+        let row = of_rows.next().expect("a clip per row");
+        let number = |name: &str| match fields.kept.iter().position(|kept| kept == name) {
+            Some(at) => row.kept[at],
+            None => measured(clip, name),
+        };
+        let counted = filter.conditions.iter().zip(&mut fields.conditions).filter(|(_, count)| count.is_measured);
+        let mut is_left_out = false;
+        for (condition, count) in counted.filter(|_| clip.is_usable()) {
+            is_left_out |= !count.add(condition.is_met(&number));
+        }
+        fields.left_out += usize::from(is_left_out);
+        if !is_left_out {
+            rows.push(row);
+        }
+        !is_left_out
+    });
+}
+
+/// Returns a number of [`crate::MEASURED`]. Pictures, and folders of frames without a rate, have no rate and no duration.
+fn measured(clip: &Clip, name: &str) -> Option<f64> {
+    match name {
+        "num_frames" => Some(clip.frames as f64),
+        "height" => Some(clip.height as f64),
+        "width" => Some(clip.width as f64),
+        "fps" => Some(clip.fps).filter(|fps| *fps > 0.0),
+        "duration_s" => Some(clip.duration_s).filter(|_| clip.fps > 0.0),
+        _ => None,
+    }
 }
 
 /// Returns an unused id: the name itself, or the name with `#2`, `#3`… if other clips have it.

@@ -1,6 +1,7 @@
 //! The check of a data set: reads its layout, probes every video once, and reports what can be used.
 
 mod clips;
+mod columns;
 mod facts;
 mod probing;
 mod report;
@@ -8,7 +9,7 @@ mod report;
 mod tests;
 mod text;
 
-use crate::layouts::{SourceListing, SourceRequest, read_source};
+use crate::layouts::{SourceListing, SourceRequest, nothing_left, read_source};
 use crate::{Assigner, ClipManifest, ManifestHeader};
 use camino::Utf8PathBuf;
 use rundir::{ErrorCode, Failure};
@@ -17,6 +18,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use video::{FrameChoice, Programs};
 
+pub use columns::ColumnReport;
 pub use report::{Captions, Count, Dropped, Histogram, Lengths, Report};
 
 /// The number of tokens of a caption that CogVideoX's text encoder reads.
@@ -104,14 +106,21 @@ pub fn check(
     on_progress: &mut dyn FnMut(CheckProgress) -> ControlFlow<()>,
 ) -> Result<Checked, Failure> {
     let from = request.source.clone();
-    let source = read_in_thread(move || read_source(&from), on_progress)?;
+    let mut source = read_in_thread(move || read_source(&from), on_progress)?;
     let probed = probing::probe_all(&source, request, on_progress)?;
     let mut clips = clips::clips(&source, &probed, request);
+    if let Some(filter) = &request.source.filter {
+        clips::leave_out(&mut source, &mut clips, filter);
+        if clips.is_empty() {
+            return Err(nothing_left(&request.source.source, &source.fields.conditions));
+        }
+    }
     if clips.iter().any(|clip| clip.is_usable() && clip.hdr) && can_not_tone_map(&request.programs)? {
         clips::exclude_hdr(&mut clips);
     }
     clips::exclude_repeated(&mut clips);
-    let header = ManifestHeader::new(&request.source.source, source.layout.name(), &source.root);
+    let mut header = ManifestHeader::new(&request.source.source, source.layout.name(), &source.root);
+    header.conditions = request.source.filter.as_ref().map(|filter| filter.text.clone()).unwrap_or_default();
     let mut manifest = ClipManifest { header, clips };
     if let Some(choice) = &request.frames {
         manifest.exclude_short(choice);

@@ -1,9 +1,10 @@
 //! The report of a check: counts of usable and dropped clips, their sizes, lengths and captions.
 
 use super::CheckRequest;
+use super::columns::ColumnReport;
 use super::probing::Results;
 use crate::layouts::{CaptionFault, Layout, SourceListing};
-use crate::{BucketClips, Clip, ClipManifest, ClipRow, ExclusionReason};
+use crate::{BucketClips, Clip, ClipManifest, ClipRow, ConditionCount, ExclusionReason};
 use camino::{Utf8Path, Utf8PathBuf};
 use recipe::Bucket;
 use serde::Serialize;
@@ -67,6 +68,14 @@ pub struct Report {
     pub captions: Captions,
     /// Usable clips by size and frames.
     pub histogram: Vec<Histogram>,
+    /// The columns of numbers of a table.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub columns: Vec<ColumnReport>,
+    /// The conditions, with the numbers of clips that do not meet them.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub conditions: Vec<ConditionCount>,
+    /// Rows of the source that are no clips, because they do not meet a condition.
+    pub left_out: usize,
     /// Usable clips by bucket, if the recipe has buckets.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub buckets: Vec<BucketClips>,
@@ -228,6 +237,9 @@ impl Report {
             same_bytes_groups,
             captions: captions(manifest, source, &usable, request),
             histogram: histogram(&usable),
+            columns: source.fields.columns.iter().filter_map(ColumnReport::new).collect(),
+            conditions: source.fields.conditions.clone(),
+            left_out: source.fields.left_out,
             empty_buckets: request.buckets.as_ref().map_or_else(Vec::new, |assigner| {
                 assigner.unused(&buckets.iter().map(|of| of.bucket).collect::<Vec<_>>())
             }),

@@ -633,3 +633,25 @@ fn buckets_are_counted_and_clips_without_one_are_dropped() {
     assert!(from_buckets.iter().all(|line| line.chars().count() <= 80), "{text}");
     insta::assert_snapshot!(from_buckets[..8].join("\n"));
 }
+
+#[test]
+fn conditions_on_measured_numbers_leave_out_clips_and_are_recorded() {
+    let table = "path,text,motion\na.mkv,one,1\nsmall.mp4,two,3\nnone.mp4,three,4\n";
+    let site =
+        Site::new().video("a.mkv", "tall.mkv", "").video("small.mp4", "long.mp4", "").with("metadata.csv", table);
+    let clips = |conditions: &str| {
+        let mut request = site.request();
+        request.source.filter = Some(conditions.parse().unwrap());
+        let Checked { manifest, report } = super::check(&request, &mut |_| ControlFlow::Continue(()))?;
+        assert_eq!(manifest.header.conditions, conditions);
+        assert_eq!((report.left_out, report.clips), (3 - manifest.clips.len(), manifest.clips.len()));
+        Ok::<_, Failure>(manifest.clips.into_iter().map(|clip| clip.id).collect::<Vec<_>>())
+    };
+    let all = checked(&site.request()).manifest.clips;
+    let (large, small) = (all[0].height, all[1].height);
+    assert!(large > small);
+    // A video that cannot be read has no height. It stays, with its reason.
+    assert_eq!(clips(&format!("height > {small}")).unwrap(), ["a.mkv", "none.mp4"]);
+    assert_eq!(clips(&format!("height > {small} or motion = 3")).unwrap(), ["a.mkv", "small.mp4", "none.mp4"]);
+    assert_eq!(clips("motion < 4 and width > 0 and duration_s < 0.01").unwrap_err().code, ErrorCode::InvalidDataset);
+}

@@ -11,6 +11,8 @@ const LISTED: usize = 4;
 const NAMED: usize = 3;
 /// The maximum number of bars of the histogram.
 const BARS: usize = 24;
+/// The maximum width of the column with conditions.
+const CONDITION_WIDTH: usize = 52;
 /// The maximum width of the column with the ids of dropped clips.
 const ID_WIDTH: usize = 28;
 
@@ -20,6 +22,14 @@ impl Report {
         let mut text = format!("{}: {}\n\n", self.layout, one_line(&self.layout_why));
         if !self.histogram.is_empty() {
             text += &self.bars(width.unwrap_or(80));
+            text.push('\n');
+        }
+        if !self.columns.is_empty() {
+            text += &super::columns::table(&self.columns);
+            text.push('\n');
+        }
+        if !self.conditions.is_empty() {
+            text += &self.condition_table();
             text.push('\n');
         }
         if !self.buckets.is_empty() {
@@ -32,6 +42,22 @@ impl Report {
         }
         for (name, value) in self.facts() {
             let _ = writeln!(text, "{name:<9} {}", one_line(&value));
+        }
+        text
+    }
+
+    fn condition_table(&self) -> String {
+        let cells = |text: &str| UnicodeWidthStr::width(text);
+        let widest = self.conditions.iter().map(|count| cells(&count.condition)).max().unwrap_or(0);
+        let width = widest.clamp("condition".len(), CONDITION_WIDTH);
+        let line = |condition: &str, left_out: &str, missing: &str| {
+            let condition = cut(&one_line(condition), width, End::End);
+            let pad = " ".repeat(width - cells(&condition));
+            format!("{condition}{pad}{left_out:>10}{missing:>18}\n")
+        };
+        let mut text = line("condition", "left out", "without a number");
+        for count in &self.conditions {
+            text += &line(&count.condition, &count.left_out.to_string(), &count.missing.to_string());
         }
         text
     }
@@ -52,6 +78,10 @@ impl Report {
             dropped => format!("{} usable, {dropped} dropped ({share} %)", self.usable),
         };
         let mut facts = vec![("clips", format!("{}: {dropped}", self.clips))];
+        if !self.conditions.is_empty() {
+            let conditions = units::counted(self.conditions.len(), "condition");
+            facts.push(("left out", format!("{} by {conditions}", units::counted(self.left_out, "row"))));
+        }
         if let Some(lengths) = self.lengths {
             let each = format!("{:.1} to {:.1} s each, median {:.1} s", lengths.min_s, lengths.max_s, lengths.median_s);
             facts.push(("length", format!("{}, {each}", hours(self.hours))));
@@ -215,6 +245,6 @@ fn cut(text: &str, width: usize, end: End) -> String {
 }
 
 /// Replaces newlines and other control characters, which would break the table or the terminal.
-fn one_line(text: &str) -> String {
+pub(super) fn one_line(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }

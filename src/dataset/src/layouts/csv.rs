@@ -1,18 +1,14 @@
 //! Reads tables in CSV or TSV, whose first line has the names of the columns.
 
-use super::table::{Cell, Columns, Rows, Values, rows};
-use super::{ClipRow, SourceRequest, invalid, read_utf8};
+use super::table::{Cell, ReadTable, TableReader, Values};
+use super::{SourceRequest, invalid, read_utf8};
 use camino::Utf8Path;
 use csv::{ByteRecord, ReaderBuilder};
 use rundir::Failure;
 use std::collections::BTreeMap;
 
 /// Reads the rows of a table.
-pub(super) fn read(
-    path: &Utf8Path,
-    root: &Utf8Path,
-    request: &SourceRequest,
-) -> Result<(Columns, Vec<ClipRow>), Failure> {
+pub(super) fn read(path: &Utf8Path, root: &Utf8Path, request: &SourceRequest) -> Result<ReadTable, Failure> {
     let bytes = read_utf8(path)?;
     let delimiter =
         if path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("tsv")) { b'\t' } else { b',' };
@@ -21,18 +17,16 @@ pub(super) fn read(
     let mut table = ReaderBuilder::new().delimiter(delimiter).from_reader(bytes);
     let titles = table.byte_headers().map_err(|error| bad(path, &error))?;
     let names: Vec<String> = titles.iter().map(|title| String::from_utf8_lossy(title).trim().to_owned()).collect();
-    let columns = Columns::choose(path, &names, request)?;
+    let mut all = TableReader::begin(path, root, &names, &names, request)?;
     let places: BTreeMap<&str, usize> = names.iter().enumerate().rev().map(|(at, name)| (name.as_str(), at)).collect();
     let name = path.file_name().unwrap_or_default();
     let mut record = ByteRecord::new();
-    let mut all = Rows::of(path);
     let mut lines = Lines { bytes, counted: 0, line: 1 };
     while table.read_byte_record(&mut record).map_err(|error| bad(path, &error))? {
         let line = lines.at(record.position().map_or(0, csv::Position::byte) as usize);
-        let mut values = Record { record: &record, places: &places };
-        all.add(rows(root, &columns, &format!("{name} line {line}"), &mut values))?;
+        all.add(&format!("{name} line {line}"), &Record { record: &record, places: &places })?;
     }
-    Ok((columns, all.done()))
+    Ok(all.done())
 }
 
 /// The hint for a table whose quotes are wrong.
@@ -107,7 +101,7 @@ struct Record<'a> {
 }
 
 impl Values for Record<'_> {
-    fn take(&mut self, column: &str) -> Cell {
+    fn get(&self, column: &str) -> Cell {
         let value = self.places.get(column).and_then(|at| self.record.get(*at));
         value.map_or(Cell::Null, Cell::of_bytes)
     }

@@ -1,7 +1,8 @@
 //! Detects the layout of a source and reads its rows.
 
+use super::fields::{Fields, SourceFields, nothing_left};
 use super::pairs::{Files, is_of, no_videos};
-use super::table::Columns;
+use super::table::{Columns, ReadTable};
 use super::{
     CaptionFault, ClipRow, SourceListing, SourceRequest, VIDEO_ENDINGS, csv, frames, invalid, json, lists, pairs,
     parquet,
@@ -65,6 +66,9 @@ pub fn read_source(request: &SourceRequest) -> Result<SourceListing, Failure> {
         _ => super::unreadable(given, error),
     })?;
     let found = if source.is_dir() { of_folder(&source, request)? } else { of_file(&source, request)? };
+    if found.rows.is_empty() && found.fields.left_out > 0 {
+        return Err(nothing_left(given, &found.fields.conditions));
+    }
     if found.rows.is_empty() {
         let fix = "list one video with its caption per line";
         return Err(invalid(format!("{given} lists no videos"), format!("{}, and it is empty", found.why), fix));
@@ -105,6 +109,7 @@ fn of_folder(folder: &Utf8Path, request: &SourceRequest) -> Result<SourceListing
                 rows: lists::read(folder, &root, captions, videos)?,
                 root,
                 notes: vec![],
+                fields: without_table(folder, request)?,
             })
         }
         (Some(Layout::Lists), _, None) => Err(invalid(
@@ -112,16 +117,19 @@ fn of_folder(folder: &Utf8Path, request: &SourceRequest) -> Result<SourceListing
             format!("looked for {} and {}", lists::CAPTIONS.join(", "), lists::VIDEOS.join(", ")),
             "write one caption per line to prompts.txt and one path per line to videos.txt",
         )),
-        (Some(Layout::Frames), _, _) => of_frames(folder, Files::below(folder)?),
+        (Some(Layout::Frames), _, _) => of_frames(folder, Files::below(folder)?, request),
         (None | Some(Layout::Pairs), _, _) => {
             let files = Files::below(folder)?;
             let has_only_frames = files.has_no_files() && !files.frame_folders.is_empty();
-            if request.layout.is_none() && has_only_frames { of_frames(folder, files) } else { of_pairs(folder, files) }
+            match request.layout.is_none() && has_only_frames {
+                true => of_frames(folder, files, request),
+                false => of_pairs(folder, files, request),
+            }
         }
     }
 }
 
-fn of_pairs(folder: &Utf8Path, files: Files) -> Result<SourceListing, Failure> {
+fn of_pairs(folder: &Utf8Path, files: Files, request: &SourceRequest) -> Result<SourceListing, Failure> {
     if files.has_no_files() && files.frame_folders.is_empty() {
         return Err(no_videos(folder, &files));
     }
@@ -135,17 +143,19 @@ fn of_pairs(folder: &Utf8Path, files: Files) -> Result<SourceListing, Failure> {
     let (rows, notes) = pairs::read(folder, files)?;
     let why =
         format!("{} below the folder, {} with a .txt file of the same name", kinds.join(" and "), with_text(&rows));
-    Ok(SourceListing { layout: Layout::Pairs, why, root: folder.to_owned(), rows, notes })
+    let fields = without_table(folder, request)?;
+    Ok(SourceListing { layout: Layout::Pairs, why, root: folder.to_owned(), rows, notes, fields })
 }
 
-fn of_frames(folder: &Utf8Path, files: Files) -> Result<SourceListing, Failure> {
+fn of_frames(folder: &Utf8Path, files: Files, request: &SourceRequest) -> Result<SourceListing, Failure> {
     if files.picture_folders.is_empty() {
         return Err(frames::no_folders(folder));
     }
     let (rows, notes) = frames::read(folder, files)?;
     let folders = frames::counted(rows.len());
     let why = format!("{folders} below the folder, {} with a .txt file of the same name", with_text(&rows));
-    Ok(SourceListing { layout: Layout::Frames, why, root: folder.to_owned(), rows, notes })
+    let fields = without_table(folder, request)?;
+    Ok(SourceListing { layout: Layout::Frames, why, root: folder.to_owned(), rows, notes, fields })
 }
 
 /// Returns the number of rows with a text file as text: `each` if all rows have one.
@@ -179,14 +189,19 @@ fn of_file(path: &Utf8Path, request: &SourceRequest) -> Result<SourceListing, Fa
 
 fn table_of(path: &Utf8Path, request: &SourceRequest) -> Result<SourceListing, Failure> {
     let root = root_of(path.parent().unwrap_or(path), request)?;
-    let (columns, rows) = read_table(path, &root, request)?;
+    let ReadTable { columns, fields, rows } = read_table(path, &root, request)?;
     let Columns { video, caption } = &columns;
     let name = path.file_name().unwrap_or_default();
     let why = format!("{name} has a column of videos '{video}' and of captions '{caption}'");
-    Ok(SourceListing { layout: Layout::Table, why, root, rows, notes: vec![] })
+    Ok(SourceListing { layout: Layout::Table, why, root, rows, notes: vec![], fields })
 }
 
-fn read_table(path: &Utf8Path, root: &Utf8Path, request: &SourceRequest) -> Result<(Columns, Vec<ClipRow>), Failure> {
+/// Returns the fields of a source that is not a table: conditions can be on measured numbers only.
+fn without_table(folder: &Utf8Path, request: &SourceRequest) -> Result<SourceFields, Failure> {
+    Ok(Fields::begin(folder, &[], std::iter::empty(), request)?.done())
+}
+
+fn read_table(path: &Utf8Path, root: &Utf8Path, request: &SourceRequest) -> Result<ReadTable, Failure> {
     match path.extension().unwrap_or_default().to_ascii_lowercase().as_str() {
         "csv" | "tsv" => csv::read(path, root, request),
         "jsonl" => json::lines(path, root, request),

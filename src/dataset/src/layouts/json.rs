@@ -1,11 +1,12 @@
 //! Reads tables in JSON: a list of objects, one object per line, an object of objects, or an object with a caption for each path.
 
-use super::table::{Cell, Columns, Rows, Values, rows};
-use super::{ClipRow, SourceRequest, invalid, read_utf8};
+use super::table::{Cell, Columns, ReadTable, TableReader, Values};
+use super::{SourceRequest, invalid, read_utf8};
 use crate::manifest::FORMAT;
 use camino::Utf8Path;
 use rundir::Failure;
 use serde_json::{Map, Value};
+use std::collections::BTreeSet;
 use text_file::NotText;
 
 /// The text of a file. Bytes that are not UTF-8 are replaced by U+FFFD.
@@ -28,11 +29,7 @@ impl Document {
 }
 
 /// Reads a table with one object per line.
-pub(super) fn lines(
-    path: &Utf8Path,
-    root: &Utf8Path,
-    request: &SourceRequest,
-) -> Result<(Columns, Vec<ClipRow>), Failure> {
+pub(super) fn lines(path: &Utf8Path, root: &Utf8Path, request: &SourceRequest) -> Result<ReadTable, Failure> {
     let document = Document::read(path)?;
     let mut objects = Vec::new();
     for (number, line) in document.text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
@@ -58,11 +55,7 @@ pub(super) fn lines(
 }
 
 /// Reads a table that is one JSON document.
-pub(super) fn read(
-    path: &Utf8Path,
-    root: &Utf8Path,
-    request: &SourceRequest,
-) -> Result<(Columns, Vec<ClipRow>), Failure> {
+pub(super) fn read(path: &Utf8Path, root: &Utf8Path, request: &SourceRequest) -> Result<ReadTable, Failure> {
     let document = Document::read(path)?;
     let name = path.file_name().unwrap_or_default();
     let fix = "write a list of objects: [{\"video\": …, \"caption\": …}, …]";
@@ -87,16 +80,16 @@ pub(super) fn read(
         // diffusion-pipe: {"a.mp4": ["a caption", "another one"]}.
         Value::Object(items) => {
             let columns = Columns { video: "file".into(), caption: "captions".into() };
-            let mut all = Rows::of(path);
+            let mut all = TableReader::with(path, root, columns, request)?;
             for (file, captions) in items {
                 if !captions.is_string() && !is_texts(&captions) {
                     return Err(bad(format!("the entry '{file}' is neither an object nor captions")));
                 }
                 let origin = format!("{name} entry {file}");
                 let pair = Map::from_iter([("file".to_owned(), file.into()), ("captions".to_owned(), captions)]);
-                all.add(rows(root, &columns, &origin, &mut document.object(pair)))?;
+                all.add(&origin, &document.object(pair))?;
             }
-            Ok((columns, all.done()))
+            Ok(all.done())
         }
         _ => Err(bad("it is neither a list nor an object".into())),
     }
@@ -106,17 +99,19 @@ fn of_objects(
     path: &Utf8Path,
     root: &Utf8Path,
     request: &SourceRequest,
-    mut objects: Vec<(String, Object)>,
-) -> Result<(Columns, Vec<ClipRow>), Failure> {
-    let names: Vec<String> = objects.first().map_or_else(Vec::new, |(_, first)| first.object.keys().cloned().collect());
+    objects: Vec<(String, Object)>,
+) -> Result<ReadTable, Failure> {
+    // An object may lack a key that others have.
+    let mut names: BTreeSet<&str> = BTreeSet::new();
+    objects.iter().for_each(|(_, object)| names.extend(object.object.keys().map(String::as_str)));
+    let names: Vec<String> = names.into_iter().map(str::to_owned).collect();
     if objects.is_empty() {
         let fix = "list one video with its caption per entry";
         return Err(invalid(format!("{path} lists no videos"), "it has no entries", fix));
     }
-    let columns = Columns::choose(path, &names, request)?;
-    let mut all = Rows::of(path);
-    objects.iter_mut().try_for_each(|(origin, object)| all.add(rows(root, &columns, origin, object)))?;
-    Ok((columns, all.done()))
+    let mut all = TableReader::begin(path, root, &names, &names, request)?;
+    objects.iter().try_for_each(|(origin, object)| all.add(origin, object))?;
+    Ok(all.done())
 }
 
 struct Object {
@@ -125,17 +120,17 @@ struct Object {
 }
 
 impl Values for Object {
-    fn take(&mut self, column: &str) -> Cell {
-        match self.object.remove(column) {
+    fn get(&self, column: &str) -> Cell {
+        match self.object.get(column) {
             None | Some(Value::Null) => Cell::Null,
             // In a file that is not UTF-8, a replacement character marks the values with invalid bytes.
             Some(Value::String(shown)) if shown.contains('\u{fffd}') => match self.fault {
-                Some(why) => Cell::NotUtf8 { shown, why },
-                None => Cell::Text(shown),
+                Some(why) => Cell::NotUtf8 { shown: shown.clone(), why },
+                None => Cell::Text(shown.clone()),
             },
-            Some(Value::String(text)) => Cell::Text(text),
+            Some(Value::String(text)) => Cell::Text(text.clone()),
             Some(Value::Number(number)) => number.as_f64().map_or(Cell::Null, Cell::Number),
-            Some(texts) if is_texts(&texts) => {
+            Some(texts) if is_texts(texts) => {
                 let texts = texts.as_array().into_iter().flatten().filter_map(Value::as_str);
                 Cell::Texts(texts.map(str::to_owned).collect())
             }

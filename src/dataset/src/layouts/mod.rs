@@ -2,6 +2,7 @@
 
 mod csv;
 mod detect;
+mod fields;
 mod frames;
 mod json;
 mod lists;
@@ -13,13 +14,15 @@ mod table;
 mod tests;
 mod text;
 
-use crate::ExclusionReason;
+use crate::{ExclusionReason, Filter};
 use camino::Utf8PathBuf;
 use rundir::{ErrorCode, Failure};
 use serde::Serialize;
 use text_file::NotText;
 
 pub use detect::{Layout, read_source};
+pub(crate) use fields::nothing_left;
+pub use fields::{ConditionCount, MEASURED, NumberColumn, SourceFields};
 
 /// The file name extensions of videos.
 pub const VIDEO_ENDINGS: [&str; 16] =
@@ -38,6 +41,8 @@ pub struct SourceRequest {
     pub caption_column: Option<String>,
     /// The folder that relative paths of a table or list start at. `None`: the folder of the table or list.
     pub root: Option<Utf8PathBuf>,
+    /// The conditions that clips must meet. `None`: all clips are read.
+    pub filter: Option<Filter>,
 }
 
 /// The videos and captions that a source lists.
@@ -53,6 +58,8 @@ pub struct SourceListing {
     pub rows: Vec<ClipRow>,
     /// Notes for users: captions without a video, pictures that were skipped.
     pub notes: Vec<String>,
+    /// The columns of a table besides the video and its caption.
+    pub fields: SourceFields,
 }
 
 /// One video, or folder of frames, with one caption, as a layout lists it. The video has not been looked at.
@@ -72,13 +79,15 @@ pub struct ClipRow {
     pub excluded: Option<ExclusionReason>,
     /// The properties of the video that a table states.
     pub stated: Stated,
+    /// The numbers in the columns of [`SourceFields::kept`].
+    pub kept: Vec<Option<f64>>,
 }
 
 impl Default for ClipRow {
     fn default() -> Self {
         let caption = Err(CaptionFault::Missing);
-        let (name, path, segments, origin, excluded, stated) = Default::default();
-        Self { name, path, caption, segments, origin, excluded, stated }
+        let (name, path, segments, origin, excluded, stated, kept) = Default::default();
+        Self { name, path, caption, segments, origin, excluded, stated, kept }
     }
 }
 
@@ -126,6 +135,12 @@ pub struct Stated {
 /// Makes the error for a source that is not a valid data set.
 fn invalid(what: impl Into<String>, why: impl Into<String>, fix: impl Into<String>) -> Failure {
     Failure::new(ErrorCode::InvalidDataset, what, why, fix)
+}
+
+/// Returns the name that is most like a name that does not exist, unless all are very different.
+fn nearest<'a>(names: impl Iterator<Item = &'a str>, wanted: &str) -> Option<&'a str> {
+    let likeness = |name: &str| strsim::jaro_winkler(name, wanted);
+    names.max_by(|a, b| likeness(a).total_cmp(&likeness(b))).filter(|near| likeness(near) > 0.75)
 }
 
 /// Reads the bytes of a file of the user as UTF-8. Single captions may have bytes that are not.

@@ -1,7 +1,7 @@
 //! Reads tables in Parquet, as pandas, Hugging Face's datasets and Open-Sora write them.
 
-use super::table::{Cell, Columns, Rows, Values, rows};
-use super::{ClipRow, SourceRequest, invalid, unreadable};
+use super::table::{Cell, ReadTable, TableReader, Values};
+use super::{SourceRequest, invalid, unreadable};
 use camino::Utf8Path;
 use parquet::file::metadata::{ParquetMetaData, RowGroupMetaData};
 use parquet::file::reader::{FileReader, SerializedFileReader};
@@ -13,11 +13,7 @@ use std::collections::BTreeMap;
 /// Reads the rows of a table.
 ///
 /// The library panics on some damaged files, for example on a dictionary that ends within a text.
-pub(super) fn read(
-    path: &Utf8Path,
-    root: &Utf8Path,
-    request: &SourceRequest,
-) -> Result<(Columns, Vec<ClipRow>), Failure> {
+pub(super) fn read(path: &Utf8Path, root: &Utf8Path, request: &SourceRequest) -> Result<ReadTable, Failure> {
     catch_panic(|| decode(path, root, request)).unwrap_or_else(|| Err(damaged(path, "its pages cannot be decoded")))
 }
 
@@ -25,7 +21,7 @@ fn damaged(path: &Utf8Path, why: &str) -> Failure {
     invalid(format!("cannot read {path}"), format!("it is damaged: {why}"), "copy it again")
 }
 
-fn decode(path: &Utf8Path, root: &Utf8Path, request: &SourceRequest) -> Result<(Columns, Vec<ClipRow>), Failure> {
+fn decode(path: &Utf8Path, root: &Utf8Path, request: &SourceRequest) -> Result<ReadTable, Failure> {
     let file = open_regular(path).map_err(|error| unreadable(path, error))?;
     let size = file.metadata().map_err(|error| unreadable(path, error))?.len();
     let bad = |error: parquet::errors::ParquetError| {
@@ -38,20 +34,27 @@ fn decode(path: &Utf8Path, root: &Utf8Path, request: &SourceRequest) -> Result<(
     }
     let schema = file.metadata().file_metadata().schema();
     let names: Vec<String> = schema.get_fields().iter().map(|field| field.name().to_owned()).collect();
-    let columns = Columns::choose(path, &names, request)?;
+    let numbers: Vec<String> =
+        schema.get_fields().iter().filter(|field| is_number(field)).map(|field| field.name().to_owned()).collect();
+    let mut all = TableReader::begin(path, root, &names, &numbers, request)?;
     let name = path.file_name().unwrap_or_default();
-    let mut all = Rows::of(path);
-    all.check(stated_rows(file.metadata(), &columns), 0)?;
+    all.check(stated_rows(file.metadata(), &all), 0)?;
     // Other columns may have the bytes of the videos.
     let read =
-        schema.get_fields().iter().filter(|field| columns.all().any(|name| name == field.name())).cloned().collect();
+        schema.get_fields().iter().filter(|field| all.columns().any(|name| name == field.name())).cloned().collect();
     let read = Type::group_type_builder(schema.name()).with_fields(read).build().map_err(bad)?;
     // Decodes one group of rows at a time.
     for (at, row) in file.get_row_iter(Some(read)).map_err(bad)?.enumerate() {
-        let mut values = Record(row.map_err(bad)?.into_columns().into_iter().collect());
-        all.add(rows(root, &columns, &format!("{name} row {}", at + 1), &mut values))?;
+        let values = Record(row.map_err(bad)?.into_columns().into_iter().collect());
+        all.add(&format!("{name} row {}", at + 1), &values)?;
     }
-    Ok((columns, all.done()))
+    Ok(all.done())
+}
+
+/// Returns whether a column holds one number per row.
+fn is_number(field: &Type) -> bool {
+    use parquet::basic::Type::{DOUBLE, FLOAT, INT32, INT64};
+    field.is_primitive() && matches!(field.get_physical_type(), INT32 | INT64 | FLOAT | DOUBLE)
 }
 
 /// Returns whether the metadata places all columns inside of a file of this size. The decoder panics otherwise.
@@ -66,11 +69,11 @@ fn is_inside(metadata: &ParquetMetaData, size: u64) -> bool {
 }
 
 /// Returns the number of rows, or of values of a column that is read if that is larger: a list in one row may have any number of values.
-fn stated_rows(metadata: &ParquetMetaData, columns: &Columns) -> u64 {
+fn stated_rows(metadata: &ParquetMetaData, table: &TableReader<'_>) -> u64 {
     let groups = metadata.row_groups().iter();
     let most = |group: &RowGroupMetaData| {
         let is_read =
-            |path: &ColumnPath| columns.all().any(|name| path.parts().first().is_some_and(|root| root == name));
+            |path: &ColumnPath| table.columns().any(|name| path.parts().first().is_some_and(|root| root == name));
         let values =
             group.columns().iter().filter(|column| is_read(column.column_path())).map(|column| column.num_values());
         values.chain([group.num_rows()]).map(|number| u64::try_from(number).unwrap_or(u64::MAX)).max().unwrap_or(0)
@@ -81,26 +84,26 @@ fn stated_rows(metadata: &ParquetMetaData, columns: &Columns) -> u64 {
 struct Record(BTreeMap<String, Field>);
 
 impl Values for Record {
-    fn take(&mut self, column: &str) -> Cell {
-        self.0.remove(column).map_or(Cell::Null, cell)
+    fn get(&self, column: &str) -> Cell {
+        self.0.get(column).map_or(Cell::Null, cell)
     }
 }
 
-fn cell(field: Field) -> Cell {
+fn cell(field: &Field) -> Cell {
     match field {
         Field::Null => Cell::Null,
-        Field::Str(text) => Cell::Text(text),
+        Field::Str(text) => Cell::Text(text.clone()),
         Field::Bytes(bytes) => Cell::of_bytes(bytes.data()),
-        Field::Byte(n) => Cell::Number(n.into()),
-        Field::Short(n) => Cell::Number(n.into()),
-        Field::Int(n) => Cell::Number(n.into()),
-        Field::Long(n) => Cell::Number(n as f64),
-        Field::UByte(n) => Cell::Number(n.into()),
-        Field::UShort(n) => Cell::Number(n.into()),
-        Field::UInt(n) => Cell::Number(n.into()),
-        Field::ULong(n) => Cell::Number(n as f64),
-        Field::Float(n) => Cell::Number(n.into()),
-        Field::Double(n) => Cell::Number(n),
+        Field::Byte(n) => Cell::Number((*n).into()),
+        Field::Short(n) => Cell::Number((*n).into()),
+        Field::Int(n) => Cell::Number((*n).into()),
+        Field::Long(n) => Cell::Number(*n as f64),
+        Field::UByte(n) => Cell::Number((*n).into()),
+        Field::UShort(n) => Cell::Number((*n).into()),
+        Field::UInt(n) => Cell::Number((*n).into()),
+        Field::ULong(n) => Cell::Number(*n as f64),
+        Field::Float(n) => Cell::Number((*n).into()),
+        Field::Double(n) => Cell::Number(*n),
         Field::ListInternal(list) => {
             let texts = list.elements().iter().map(|field| match field {
                 Field::Str(text) => text.clone(),
@@ -130,7 +133,8 @@ mod tests {
     fn the_rows_of_a_table_are_counted_from_its_metadata() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/videos/metadata.parquet");
         let file = SerializedFileReader::new(open_regular(path).unwrap()).unwrap();
-        let columns = Columns { video: "path".into(), caption: "caption".into() };
-        assert_eq!(stated_rows(file.metadata(), &columns), 2);
+        let (path, names) = (Utf8Path::new(path), ["path".to_owned(), "caption".to_owned()]);
+        let table = TableReader::begin(path, path, &names, &[], &SourceRequest::default()).unwrap();
+        assert_eq!(stated_rows(file.metadata(), &table), 2);
     }
 }

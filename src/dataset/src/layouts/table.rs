@@ -1,8 +1,9 @@
 //! The common part of all tables: chooses the columns of the video and the caption, and makes the rows.
 
+use super::fields::{Fields, SourceFields};
 use super::paths::{Located, locate};
 use super::text::clean;
-use super::{Caption, CaptionFault, ClipRow, SourceRequest, Stated, invalid};
+use super::{Caption, CaptionFault, ClipRow, SourceRequest, Stated, invalid, nearest};
 use crate::ExclusionReason;
 use camino::Utf8Path;
 use rundir::Failure;
@@ -157,8 +158,7 @@ impl Columns {
 }
 
 fn no_column(path: &Utf8Path, names: &[String], why: &str, flag: &str, wanted: &str) -> Failure {
-    let near = names.iter().max_by(|a, b| strsim::jaro_winkler(a, wanted).total_cmp(&strsim::jaro_winkler(b, wanted)));
-    let near = near.filter(|near| strsim::jaro_winkler(near, wanted) > 0.75);
+    let near = nearest(names.iter().map(String::as_str), wanted);
     let guess =
         near.map_or_else(|| format!("name the column: {flag} COLUMN"), |near| format!("did you mean {flag} {near}?"));
     let columns = if names.is_empty() { "none".into() } else { names.join(", ") };
@@ -167,7 +167,7 @@ fn no_column(path: &Utf8Path, names: &[String], why: &str, flag: &str, wanted: &
 
 impl Columns {
     /// Returns the names of all columns that [`rows`] reads.
-    pub(super) fn all(&self) -> impl Iterator<Item = &str> {
+    fn all(&self) -> impl Iterator<Item = &str> {
         [self.video.as_str(), &self.caption, KIND_COLUMN].into_iter().chain(STATED_COLUMNS).chain(SCENE_COLUMNS)
     }
 }
@@ -194,7 +194,8 @@ impl<'a> Rows<'a> {
             let caption = row.caption.as_ref().map_or(0, String::len);
             let texts = [row.name.len(), row.path.as_str().len(), caption, row.origin.len()];
             let segments = row.segments.iter().map(String::len);
-            self.bytes += texts.into_iter().chain(segments).sum::<usize>() as u64;
+            let kept = row.kept.len() * size_of::<Option<f64>>();
+            self.bytes += (texts.into_iter().chain(segments).sum::<usize>() + kept) as u64;
             self.all.push(row);
             self.check(self.all.len() as u64, self.bytes)?;
         }
@@ -220,27 +221,96 @@ impl<'a> Rows<'a> {
 
 /// The values of a row by column name.
 pub(super) trait Values {
-    /// Takes the value of a column out of the row; [`Cell::Null`] if there is none.
-    fn take(&mut self, column: &str) -> Cell;
+    /// Returns the value of a column; [`Cell::Null`] if there is none.
+    fn get(&self, column: &str) -> Cell;
+}
+
+/// A table that is being read.
+pub(super) struct TableReader<'a> {
+    root: &'a Utf8Path,
+    columns: Columns,
+    fields: Fields,
+    rows: Rows<'a>,
+}
+
+/// A table that was read.
+#[derive(Debug)]
+pub(super) struct ReadTable {
+    pub columns: Columns,
+    pub fields: SourceFields,
+    pub rows: Vec<ClipRow>,
+}
+
+impl<'a> TableReader<'a> {
+    /// Begins to read a table with the columns `names`, of which those in `numbers` may hold numbers.
+    ///
+    /// # Errors
+    /// The table has no column of videos or captions, or lacks a column that the request names.
+    pub(super) fn begin(
+        path: &'a Utf8Path,
+        root: &'a Utf8Path,
+        names: &[String],
+        numbers: &[String],
+        request: &SourceRequest,
+    ) -> Result<Self, Failure> {
+        let columns = Columns::choose(path, names, request)?;
+        let shown = numbers.iter().filter(|name| columns.all().all(|known| known != name.as_str()));
+        let fields = Fields::begin(path, names, shown, request)?;
+        Ok(Self { root, columns, fields, rows: Rows::of(path) })
+    }
+
+    /// Begins to read a table that has only a column of videos and one of captions.
+    pub(super) fn with(
+        path: &'a Utf8Path,
+        root: &'a Utf8Path,
+        columns: Columns,
+        request: &SourceRequest,
+    ) -> Result<Self, Failure> {
+        let names = [&columns.video, &columns.caption].map(Clone::clone);
+        let fields = Fields::begin(path, &names, std::iter::empty(), request)?;
+        Ok(Self { root, columns, fields, rows: Rows::of(path) })
+    }
+
+    /// Returns the names of all columns that are read.
+    pub(super) fn columns(&self) -> impl Iterator<Item = &str> {
+        self.columns.all().chain(self.fields.names())
+    }
+
+    /// Checks the numbers of a table that states them.
+    pub(super) fn check(&self, rows: u64, bytes: u64) -> Result<(), Failure> {
+        self.rows.check(rows, bytes)
+    }
+
+    /// Reads a row of the table, unless it does not meet the conditions.
+    pub(super) fn add(&mut self, origin: &str, values: &dyn Values) -> Result<(), Failure> {
+        match self.fields.read(self.rows.path, origin, values)? {
+            Some(kept) => self.rows.add(rows(self.root, &self.columns, origin, &kept, values)),
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn done(self) -> ReadTable {
+        ReadTable { columns: self.columns, fields: self.fields.done(), rows: self.rows.done() }
+    }
 }
 
 /// Makes the rows of a video, one per caption.
-pub(super) fn rows(root: &Utf8Path, columns: &Columns, origin: &str, values: &mut dyn Values) -> Vec<ClipRow> {
-    let Located { name, path, mut excluded } = match values.take(&columns.video) {
+fn rows(root: &Utf8Path, columns: &Columns, origin: &str, kept: &[Option<f64>], values: &dyn Values) -> Vec<ClipRow> {
+    let Located { name, path, mut excluded } = match values.get(&columns.video) {
         Cell::NotUtf8 { shown, .. } => Located::not_utf8(root, shown),
         cell => locate(root, &cell.into_text()),
     };
-    let kind = values.take(KIND_COLUMN).into_text();
+    let kind = values.get(KIND_COLUMN).into_text();
     if kind.eq_ignore_ascii_case("image") && !video::is_picture(&path) {
         let what = "the table marks it as an image, and its name does not end in png, jpg, jpeg or webp".into();
         excluded = Some(ExclusionReason::NotAVideo { what });
     }
-    let mut count = |column| values.take(column).as_count();
-    let [frames, height, width] = STATED_COLUMNS.map(&mut count);
+    let count = |column: &str| values.get(column).as_count();
+    let [frames, height, width] = STATED_COLUMNS.map(count);
     let stated = Stated { frames, height, width };
-    let mut captions = values.take(&columns.caption).captions();
+    let mut captions = values.get(&columns.caption).captions();
     let is_segments = SEGMENT_COLUMNS.iter().any(|known| columns.caption.eq_ignore_ascii_case(known));
-    if let Err(why) = mark_scenes(&mut captions, SCENE_COLUMNS.map(|column| values.take(column))) {
+    if let Err(why) = mark_scenes(&mut captions, SCENE_COLUMNS.map(|column| values.get(column))) {
         excluded = excluded.or(Some(ExclusionReason::Unsupported { why }));
     }
     let (captions, segments) = if is_segments { of_segments(captions) } else { (captions, Vec::new()) };
@@ -252,6 +322,7 @@ pub(super) fn rows(root: &Utf8Path, columns: &Columns, origin: &str, values: &mu
         origin: origin.to_owned(),
         excluded: excluded.clone(),
         stated,
+        kept: kept.to_vec(),
     };
     captions.into_iter().map(row).collect()
 }

@@ -424,3 +424,60 @@ fn captions_get_the_scene_tokens_that_the_flags_of_a_table_name() {
         assert!(matches!(excluded, Some(ExclusionReason::Unsupported { .. })), "{wrong}: {excluded:?}");
     }
 }
+
+/// The names of the clips of a table that meet conditions.
+fn left(folder: &Folder, table: &str, conditions: &str) -> Result<Vec<String>, Failure> {
+    let filter = Some(conditions.parse().unwrap());
+    let request = SourceRequest { source: folder.path.join(table), filter, ..SourceRequest::default() };
+    Ok(read_source(&request)?.rows.into_iter().map(|row| row.name).collect())
+}
+
+#[test]
+fn conditions_leave_out_rows_of_every_kind_of_table() {
+    let csv = "path,text,aesthetic,motion\na.mp4,one,5.5,1\nb.mp4,two,,2\nc.mp4,three,4,nan\nd.mp4,four, 6 ,0.25\n";
+    let json = r#"[{"path": "a.mp4", "text": "one", "aesthetic": 5.5, "motion": 1},
+        {"path": "b.mp4", "text": "two", "motion": 2},
+        {"path": "c.mp4", "text": "three", "aesthetic": "4", "motion": null},
+        {"path": "d.mp4", "text": "four", "aesthetic": "6", "motion": 0.25}]"#;
+    let lines = json.trim_matches(['[', ']']).replace("},", "}");
+    let folder = Folder::new().with("a.csv", csv).with("a.json", json).with("a.jsonl", lines);
+    let folder = folder.with("a.tsv", csv.replace(',', "\t"));
+    for table in ["a.csv", "a.tsv", "a.json", "a.jsonl"] {
+        let left = |conditions| left(&folder, table, conditions).unwrap();
+        assert_eq!(left("aesthetic >= 5"), ["a.mp4", "d.mp4"], "{table}");
+        assert_eq!(left("aesthetic < 100 and motion > 0.5"), ["a.mp4"], "{table}");
+        // Neither a missing number nor NaN passes, whatever is compared.
+        assert_eq!(left("not motion > 1.5"), ["a.mp4", "d.mp4"], "{table}");
+    }
+}
+
+#[test]
+fn each_condition_is_counted_and_the_numbers_of_all_rows_are_kept() {
+    let csv = "path,text,aesthetic,tag\na.mp4,one,5.5,1\nb.mp4,two,,2\nc.mp4,three,4,x\n";
+    let folder = Folder::new().with("metadata.csv", csv);
+    let filter = Some("aesthetic > 4 and aesthetic != 5.5".parse().unwrap());
+    let failure = read_source(&SourceRequest { filter, ..folder.request() }).unwrap_err();
+    assert!(failure.why.contains("aesthetic != 5.5 leaves out 2 clips, 1 for a missing number"), "{failure}");
+    let filter = Some("aesthetic > 4 and num_frames > 1".parse().unwrap());
+    let source = read_source(&SourceRequest { filter, ..folder.request() }).unwrap();
+    let SourceFields { columns, conditions, left_out, kept } = source.fields;
+    assert_eq!((left_out, conditions[0].left_out, conditions[0].missing, kept.len()), (2, 2, 1, 0));
+    // The check measures the frames later. The column `tag` has a text.
+    assert!(conditions[1].is_measured);
+    assert_eq!(columns.iter().map(|column| column.name.as_str()).collect::<Vec<_>>(), ["aesthetic"]);
+    assert!(columns[0].numbers[1].is_nan() && columns[0].numbers[2] == 4.0);
+}
+
+#[test]
+fn conditions_on_texts_and_on_unknown_columns_are_refused() {
+    let folder = Folder::new().with("metadata.csv", "path,text,aesthetic\na.mp4,one,5\nb.mp4,two,good\n");
+    let text = left(&folder, "metadata.csv", "aesthetic > 1").unwrap_err();
+    assert!(text.why.contains("metadata.csv line 3") && text.why.contains("'good'"), "{text}");
+    assert!(left(&folder, "metadata.csv", "text > 1").is_err());
+    let unknown = left(&folder, "metadata.csv", "astetic > 1").unwrap_err();
+    assert!(unknown.fix.contains("did you mean aesthetic"), "{unknown}");
+    // A folder of videos has measured numbers only.
+    let folder = Folder::new().with("a.mp4", "").with("a.txt", "one");
+    assert!(left(&folder, "", "motion > 1").is_err());
+    assert_eq!(left(&folder, "", "height > 1").unwrap(), ["a.mp4"]);
+}

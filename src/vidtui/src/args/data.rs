@@ -185,6 +185,9 @@ pub struct ListedArgs {
     /// Drops captions with more characters [default: 5000]
     #[arg(long, value_name = "N")]
     pub max_characters: Option<usize>,
+    /// Leaves out the clips that do not meet conditions on columns of numbers: "aesthetic >= 5 and motion between 0.5 and 20"
+    #[arg(long = "where", value_name = "CONDITIONS", value_parser = str::parse::<dataset::Filter>)]
+    pub filter: Option<dataset::Filter>,
 }
 
 impl ListedArgs {
@@ -195,13 +198,14 @@ impl ListedArgs {
     }
 
     /// Returns each option, and whether it is given.
-    fn given(&self) -> [(&'static str, bool); 5] {
+    fn given(&self) -> [(&'static str, bool); 6] {
         [
             ("--layout", self.layout.is_some()),
             ("--video-column", self.video_column.is_some()),
             ("--caption-column", self.caption_column.is_some()),
             ("--root", self.root.is_some()),
             ("--max-characters", self.max_characters.is_some()),
+            ("--where", self.filter.is_some()),
         ]
     }
 }

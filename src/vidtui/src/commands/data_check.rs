@@ -93,6 +93,7 @@ pub fn check_source(
         video_column: listed.video_column.clone(),
         caption_column: listed.caption_column.clone(),
         root: listed.root.clone(),
+        filter: listed.filter.clone(),
     };
     let tokenizer = wanted.tokenizer.map(tokenizer::Tokenizer::open).transpose()?;
     let count = tokenizer.map(|tokenizer| move |text: &str| tokenizer.count(text));
