@@ -27,6 +27,7 @@ mod stamp;
 pub mod store;
 mod sum;
 mod table;
+mod template;
 mod verify_files;
 
 pub use buckets::{Assigner, BucketClips};
@@ -47,6 +48,7 @@ pub use reason::ExclusionReason;
 pub use stamp::Stamp;
 pub use sum::TensorSum;
 pub use table::{DatasetInfo, Reader, Slot, Table};
+pub use template::{CaptionTemplate, FieldValue};
 pub use verify_files::verify_files;
 
 /// A tensor in memory.

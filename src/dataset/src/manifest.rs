@@ -33,13 +33,16 @@ pub struct ManifestHeader {
     /// The conditions that all clips meet; empty if there are none.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub conditions: String,
+    /// The template of the captions; empty if there is none.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub caption: String,
 }
 
 impl ManifestHeader {
     /// Makes the header for a source.
     pub fn new(source: &Utf8Path, layout: &str, root: &Utf8Path) -> Self {
         let (source, root) = (source.to_owned(), root.to_owned());
-        Self { format: FORMAT.into(), schema: SCHEMA, source, layout: layout.into(), root, conditions: String::new() }
+        Self { format: FORMAT.into(), schema: SCHEMA, source, layout: layout.into(), root, ..Self::default() }
     }
 }
 

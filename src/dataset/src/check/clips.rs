@@ -1,20 +1,19 @@
 //! Makes the clips of a data set from its rows and the results of their probes.
 
-use super::CheckRequest;
 use super::facts::ProbeResult;
 use super::probing::{Outcome, Results};
 use crate::layouts::{ClipRow, SourceListing};
-use crate::{Clip, ClipManifest, ExclusionReason, Filter};
+use crate::{Clip, ClipManifest, ExclusionReason, FieldValue, Filter};
 use std::collections::{HashMap, HashSet};
 use video::{FrameChoice, FrameMode, NotEnough, choose};
 
 /// Makes one clip per row, in the order of the rows.
-pub(super) fn clips(source: &SourceListing, probed: &Results, request: &CheckRequest<'_>) -> Vec<Clip> {
+pub(super) fn clips(source: &SourceListing, probed: &Results, rate: Option<f64>) -> Vec<Clip> {
     let mut ids = HashSet::new();
-    source.rows.iter().map(|row| clip(row, probed.by_path.get(&row.path), request, &mut ids)).collect()
+    source.rows.iter().map(|row| clip(row, probed.by_path.get(&row.path), rate, &mut ids)).collect()
 }
 
-fn clip(row: &ClipRow, outcome: Option<&Outcome>, request: &CheckRequest<'_>, ids: &mut HashSet<String>) -> Clip {
+fn clip(row: &ClipRow, outcome: Option<&Outcome>, rate: Option<f64>, ids: &mut HashSet<String>) -> Clip {
     let mut clip = Clip {
         id: unique(&row.name, ids),
         path: row.path.clone(),
@@ -35,7 +34,7 @@ fn clip(row: &ClipRow, outcome: Option<&Outcome>, request: &CheckRequest<'_>, id
                 clip.codec.clone_from(&facts.codec);
                 (clip.hdr, clip.variable_rate, clip.unusual) = (facts.hdr, facts.variable_rate, facts.unusual);
                 clip.frame_folder = facts.frame_folder;
-                if let Some(fps) = request.rate().filter(|_| clip.frame_folder) {
+                if let Some(fps) = rate.filter(|_| clip.frame_folder) {
                     (clip.fps, clip.duration_s) = (fps, facts.frames as f64 / fps);
                 }
                 of_video =
@@ -43,17 +42,8 @@ fn clip(row: &ClipRow, outcome: Option<&Outcome>, request: &CheckRequest<'_>, id
             }
         }
     }
-    let characters = clip.captions().map(|caption| caption.chars().count()).max().unwrap_or(0);
-    let most = request.most_characters;
-    let of_caption = match row.caption {
-        Err(fault) => Some(fault.into()),
-        Ok(_) if characters > most => Some(ExclusionReason::CaptionTooLong { characters, most }),
-        Ok(_) => None,
-    };
+    let of_caption = row.caption.as_ref().err().map(|fault| (*fault).into());
     clip.excluded = of_video.or(of_caption);
-    if clip.is_usable() {
-        clip.tokens = request.count_tokens.and_then(|count| clip.captions().map(count).max());
-    }
     clip
 }
 
@@ -66,10 +56,7 @@ pub(super) fn leave_out(source: &mut SourceListing, clips: &mut Vec<Clip>, filte
     let mut of_rows = std::mem::take(rows).into_iter();
     clips.retain(|clip| {
         let row = of_rows.next().expect("a clip per row");
-        let number = |name: &str| match fields.kept.iter().position(|kept| kept == name) {
-            Some(at) => row.kept[at],
-            None => measured(clip, name),
-        };
+        let number = |name: &str| value(clip, &row, &fields.kept, name).number();
         let counted = filter.conditions.iter().zip(&mut fields.conditions).filter(|(_, count)| count.is_measured);
         let mut is_left_out = false;
         for (condition, count) in counted.filter(|_| clip.is_usable()) {
@@ -81,6 +68,14 @@ pub(super) fn leave_out(source: &mut SourceListing, clips: &mut Vec<Clip>, filte
         }
         !is_left_out
     });
+}
+
+/// Returns the value of a clip in a column of its table, or else the measured number of this name.
+pub(super) fn value(clip: &Clip, row: &ClipRow, kept: &[String], name: &str) -> FieldValue {
+    match kept.iter().position(|kept| kept == name) {
+        Some(at) => row.kept[at].clone(),
+        None => measured(clip, name).map_or(FieldValue::Missing, FieldValue::Number),
+    }
 }
 
 /// Returns a number of [`crate::MEASURED`]. Pictures, and folders of frames without a rate, have no rate and no duration.

@@ -1,5 +1,6 @@
 //! The check of a data set: reads its layout, probes every video once, and reports what can be used.
 
+mod captions;
 mod clips;
 mod columns;
 mod facts;
@@ -108,18 +109,20 @@ pub fn check(
     let from = request.source.clone();
     let mut source = read_in_thread(move || read_source(&from), on_progress)?;
     let probed = probing::probe_all(&source, request, on_progress)?;
-    let mut clips = clips::clips(&source, &probed, request);
+    let mut clips = clips::clips(&source, &probed, request.rate());
     if let Some(filter) = &request.source.filter {
         clips::leave_out(&mut source, &mut clips, filter);
         if clips.is_empty() {
             return Err(nothing_left(&request.source.source, &source.fields.conditions));
         }
     }
+    captions::write(&source, &mut clips, request)?;
     if clips.iter().any(|clip| clip.is_usable() && clip.hdr) && can_not_tone_map(&request.programs)? {
         clips::exclude_hdr(&mut clips);
     }
     clips::exclude_repeated(&mut clips);
     let mut header = ManifestHeader::new(&request.source.source, source.layout.name(), &source.root);
+    header.caption = request.source.template.as_ref().map(|template| template.text.clone()).unwrap_or_default();
     header.conditions = request.source.filter.as_ref().map(|filter| filter.text.clone()).unwrap_or_default();
     let mut manifest = ClipManifest { header, clips };
     if let Some(choice) = &request.frames {

@@ -66,6 +66,9 @@ pub struct Report {
     pub same_bytes_groups: Vec<Vec<String>>,
     /// The captions.
     pub captions: Captions,
+    /// The template of captions, and the caption of the first usable clip by it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub template: Option<[String; 2]>,
     /// Usable clips by size and frames.
     pub histogram: Vec<Histogram>,
     /// The columns of numbers of a table.
@@ -236,6 +239,12 @@ impl Report {
             same_bytes: same_bytes_groups.iter().map(Vec::len).sum(),
             same_bytes_groups,
             captions: captions(manifest, source, &usable, request),
+            template: request
+                .source
+                .template
+                .as_ref()
+                .zip(usable.first())
+                .map(|(template, first)| [template.text.clone(), first.caption.clone()]),
             histogram: histogram(&usable),
             columns: source.fields.columns.iter().filter_map(ColumnReport::new).collect(),
             conditions: source.fields.conditions.clone(),

@@ -655,3 +655,38 @@ fn conditions_on_measured_numbers_leave_out_clips_and_are_recorded() {
     assert_eq!(clips(&format!("height > {small} or motion = 3")).unwrap(), ["a.mkv", "small.mp4", "none.mp4"]);
     assert_eq!(clips("motion < 4 and width > 0 and duration_s < 0.01").unwrap_err().code, ErrorCode::InvalidDataset);
 }
+
+#[test]
+fn captions_are_written_by_a_template_and_a_missing_value_names_its_row() {
+    let table = "path,text,motion\nlong.mp4,a cat,1.25\nnone.mp4,a dog,\n";
+    let site = Site::new().video("long.mp4", "long.mp4", "").with("metadata.csv", table);
+    let check = |template: &str| {
+        let mut request = site.request();
+        request.source.template = Some(template.parse().unwrap());
+        super::check(&request, &mut |_| ControlFlow::Continue(()))
+    };
+    // A clip that cannot be used needs no value.
+    let template = "sks {caption} motion score: {motion:.1f}, {fps} FPS";
+    let Checked { manifest, report } = check(template).unwrap();
+    let caption = "sks a cat motion score: 1.2, 25 FPS";
+    assert_eq!((manifest.clips[0].caption.as_str(), manifest.header.caption.as_str()), (caption, template));
+    assert_eq!(report.template, Some([template.to_owned(), caption.to_owned()]));
+    let site = site.with("metadata.csv", table.replace("none.mp4", "long.mp4"));
+    let mut request = site.request();
+    request.source.template = Some(template.parse().unwrap());
+    let failure = super::check(&request, &mut |_| ControlFlow::Continue(())).unwrap_err();
+    assert!(failure.why.contains("metadata.csv line 3") && failure.why.contains("{motion}"), "{failure}");
+    request.source.filter = Some("motion >= 0".parse().unwrap());
+    assert_eq!(checked(&request).manifest.clips.len(), 1);
+}
+
+#[test]
+fn the_template_writes_the_caption_of_each_segment_within_its_scene() {
+    let table = r#"[{"video": "long.mp4", "segments": ["a cat", "a dog"], "scene_start": [true, false], "fps": 16}]"#;
+    let site = Site::new().video("long.mp4", "long.mp4", "").with("metadata.json", table);
+    let mut request = site.request();
+    request.source.template = Some("{caption}, {fps} FPS".parse().unwrap());
+    let clip = &checked(&request).manifest.clips[0];
+    assert_eq!(clip.segments, [format!("{}a cat, 16 FPS", tokenizer::SCENE_START), "a dog, 16 FPS".into()]);
+    assert_eq!(clip.caption, clip.segments.join("\n"));
+}

@@ -11,6 +11,8 @@ const LISTED: usize = 4;
 const NAMED: usize = 3;
 /// The maximum number of bars of the histogram.
 const BARS: usize = 24;
+/// The maximum width of the caption that is shown as an example. A template often adds to the end.
+const EXAMPLE_WIDTH: usize = 70;
 /// The maximum width of the column with conditions.
 const CONDITION_WIDTH: usize = 52;
 /// The maximum width of the column with the ids of dropped clips.
@@ -95,6 +97,10 @@ impl Report {
             facts.push(("no clip", units::listed(&self.empty_buckets, LISTED, ToString::to_string)));
         }
         facts.push(("captions", self.caption_text()));
+        if let Some([template, first]) = &self.template {
+            facts.push(("template", template.clone()));
+            facts.push(("example", cut(&one_line(first), EXAMPLE_WIDTH, End::Start)));
+        }
         if let (Some(median), Some(most), Some(cut)) =
             (self.captions.median_tokens, self.captions.most_tokens, self.captions.cut)
         {

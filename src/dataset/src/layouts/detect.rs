@@ -190,9 +190,9 @@ fn of_file(path: &Utf8Path, request: &SourceRequest) -> Result<SourceListing, Fa
 fn table_of(path: &Utf8Path, request: &SourceRequest) -> Result<SourceListing, Failure> {
     let root = root_of(path.parent().unwrap_or(path), request)?;
     let ReadTable { columns, fields, rows } = read_table(path, &root, request)?;
-    let Columns { video, caption } = &columns;
+    let Columns { video, captions } = &columns;
     let name = path.file_name().unwrap_or_default();
-    let why = format!("{name} has a column of videos '{video}' and of captions '{caption}'");
+    let why = format!("{name} has a column of videos '{video}' and of captions '{}'", captions.join("' and '"));
     Ok(SourceListing { layout: Layout::Table, why, root, rows, notes: vec![], fields })
 }
 

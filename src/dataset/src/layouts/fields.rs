@@ -2,7 +2,7 @@
 
 use super::table::{Cell, Values};
 use super::{SourceRequest, invalid, nearest};
-use crate::Filter;
+use crate::{CaptionTemplate, FieldValue, Filter};
 use camino::Utf8Path;
 use rundir::Failure;
 
@@ -58,7 +58,8 @@ struct Column {
 /// The further columns of a source after all its rows were read.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct SourceFields {
-    /// The names of the columns whose values the rows keep, because a condition needs them after the videos were measured.
+    /// The names of the columns whose values the rows keep, because the template of captions, or a condition on a measured number, needs them
+    /// after the videos were measured.
     pub kept: Vec<String>,
     /// The columns of numbers.
     pub columns: Vec<NumberColumn>,
@@ -72,7 +73,7 @@ impl Fields {
     /// Begins to read a source. `names` are the columns of its table, and those of `shown` may hold numbers.
     ///
     /// # Errors
-    /// A condition names a column that neither the table has nor the check measures.
+    /// A condition or the template of captions names a column that neither the table has nor the check measures.
     pub(super) fn begin<'a>(
         path: &Utf8Path,
         names: &[String],
@@ -82,8 +83,11 @@ impl Fields {
         let filter = request.filter.clone();
         let named = filter.as_ref().map(Filter::columns).unwrap_or_default();
         let is_in_table = |name: &str| names.iter().any(|known| known == name);
-        if let Some(unknown) = named.iter().find(|name| !is_in_table(name) && !MEASURED.contains(name)) {
-            return Err(unknown_column(path, names, unknown));
+        let of_template: Vec<&str> = request.template.iter().flat_map(CaptionTemplate::columns).collect();
+        let mut wanted =
+            named.iter().map(|name| (name, "--where")).chain(of_template.iter().map(|name| (name, "--caption")));
+        if let Some((unknown, option)) = wanted.find(|(name, _)| !is_in_table(name) && !MEASURED.contains(name)) {
+            return Err(unknown_column(path, names, unknown, option));
         }
         let column = |name: &str, is_named| Column { name: name.into(), is_named, is_text: false, numbers: Vec::new() };
         let mut columns: Vec<Column> =
@@ -93,7 +97,8 @@ impl Fields {
                 columns.push(column(name, false));
             }
         }
-        let mut kept: Vec<String> = Vec::new();
+        let mut kept: Vec<String> =
+            of_template.into_iter().filter(|name| is_in_table(name)).map(str::to_owned).collect();
         let mut counts = Vec::new();
         for condition in filter.iter().flat_map(|filter| &filter.conditions) {
             let is_measured = condition.columns().any(|name| !is_in_table(name));
@@ -111,7 +116,7 @@ impl Fields {
 
     /// Returns the names of the columns that are read.
     pub(super) fn names(&self) -> impl Iterator<Item = &str> {
-        self.columns.iter().map(|column| column.name.as_str())
+        self.columns.iter().map(|column| column.name.as_str()).chain(self.kept.iter().map(String::as_str))
     }
 
     /// Reads a row. Returns the values that the row keeps, or `None` if the row does not meet a condition.
@@ -123,7 +128,7 @@ impl Fields {
         path: &Utf8Path,
         origin: &str,
         values: &dyn Values,
-    ) -> Result<Option<Vec<Option<f64>>>, Failure> {
+    ) -> Result<Option<Vec<FieldValue>>, Failure> {
         let mut row: Vec<Option<f64>> = Vec::new();
         for column in self.columns.iter_mut().filter(|column| !column.is_text) {
             let number = match number(&values.get(&column.name)) {
@@ -153,7 +158,7 @@ impl Fields {
             self.left_out += 1;
             return Ok(None);
         }
-        Ok(Some(self.kept.iter().map(|name| of(name)).collect()))
+        Ok(Some(self.kept.iter().map(|name| value(values.get(name))).collect()))
     }
 
     /// Ends the reading.
@@ -189,6 +194,17 @@ pub(super) fn number(cell: &Cell) -> Result<Option<f64>, String> {
     }
 }
 
+/// Returns the value in a cell, as the table has it.
+fn value(cell: Cell) -> FieldValue {
+    match (number(&cell), cell) {
+        (Ok(None), _) => FieldValue::Missing,
+        (_, Cell::Number(number)) => FieldValue::Number(number),
+        (_, Cell::Text(text) | Cell::NotUtf8 { shown: text, .. }) => FieldValue::Text(text.trim().to_owned()),
+        (_, Cell::Texts(texts)) => FieldValue::Text(texts.join(", ")),
+        (_, Cell::Null) => FieldValue::Missing,
+    }
+}
+
 /// Makes the error for a source of which the conditions leave nothing.
 pub(crate) fn nothing_left(path: &Utf8Path, conditions: &[ConditionCount]) -> Failure {
     let count = |count: &ConditionCount| {
@@ -213,11 +229,11 @@ fn is_text(path: &Utf8Path, origin: &str, column: &str, text: &str) -> Failure {
     )
 }
 
-fn unknown_column(path: &Utf8Path, names: &[String], unknown: &str) -> Failure {
+fn unknown_column(path: &Utf8Path, names: &[String], unknown: &str, option: &str) -> Failure {
     let known = || names.iter().map(String::as_str).chain(MEASURED);
     let fix = match nearest(known(), unknown) {
         Some(near) => format!("did you mean {near}?"),
-        None => "name a column of numbers in --where".into(),
+        None => format!("name a known column in {option}"),
     };
     let columns = if names.is_empty() {
         "the source has no columns".into()

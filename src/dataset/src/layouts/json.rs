@@ -79,7 +79,7 @@ pub(super) fn read(path: &Utf8Path, root: &Utf8Path, request: &SourceRequest) ->
         }
         // diffusion-pipe: {"a.mp4": ["a caption", "another one"]}.
         Value::Object(items) => {
-            let columns = Columns { video: "file".into(), caption: "captions".into() };
+            let columns = Columns { video: "file".into(), captions: vec!["captions".into()] };
             let mut all = TableReader::with(path, root, columns, request)?;
             for (file, captions) in items {
                 if !captions.is_string() && !is_texts(&captions) {

@@ -14,7 +14,7 @@ mod table;
 mod tests;
 mod text;
 
-use crate::{ExclusionReason, Filter};
+use crate::{CaptionTemplate, ExclusionReason, FieldValue, Filter};
 use camino::Utf8PathBuf;
 use rundir::{ErrorCode, Failure};
 use serde::Serialize;
@@ -37,12 +37,14 @@ pub struct SourceRequest {
     pub layout: Option<Layout>,
     /// The column of a table that names the video. `None`: detected.
     pub video_column: Option<String>,
-    /// The column of a table that holds the caption. `None`: detected.
-    pub caption_column: Option<String>,
+    /// The columns of a table that hold the captions. Each caption of a video is a clip. Empty: one column is detected.
+    pub caption_columns: Vec<String>,
     /// The folder that relative paths of a table or list start at. `None`: the folder of the table or list.
     pub root: Option<Utf8PathBuf>,
     /// The conditions that clips must meet. `None`: all clips are read.
     pub filter: Option<Filter>,
+    /// The template of captions. `None`: captions are as the source has them.
+    pub template: Option<CaptionTemplate>,
 }
 
 /// The videos and captions that a source lists.
@@ -79,8 +81,8 @@ pub struct ClipRow {
     pub excluded: Option<ExclusionReason>,
     /// The properties of the video that a table states.
     pub stated: Stated,
-    /// The numbers in the columns of [`SourceFields::kept`].
-    pub kept: Vec<Option<f64>>,
+    /// The values in the columns of [`SourceFields::kept`].
+    pub kept: Vec<FieldValue>,
 }
 
 impl Default for ClipRow {

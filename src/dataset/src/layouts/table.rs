@@ -4,7 +4,7 @@ use super::fields::{Fields, SourceFields};
 use super::paths::{Located, locate};
 use super::text::clean;
 use super::{Caption, CaptionFault, ClipRow, SourceRequest, Stated, invalid, nearest};
-use crate::ExclusionReason;
+use crate::{ExclusionReason, FieldValue};
 use camino::Utf8Path;
 use rundir::Failure;
 use text_file::NotText;
@@ -122,38 +122,33 @@ impl Cell {
 pub(super) struct Columns {
     /// The column with the path of the video.
     pub video: String,
-    /// The column with the caption.
-    pub caption: String,
+    /// The columns with captions.
+    pub captions: Vec<String>,
 }
 
 impl Columns {
     /// Chooses the columns of the video and the caption: those of the request, or the first known names among the titles.
     pub(super) fn choose(path: &Utf8Path, names: &[String], request: &SourceRequest) -> Result<Self, Failure> {
-        let choose = |given: &Option<String>, known: &[&str], what: &str, flag: &str| match given {
-            Some(given) if names.contains(given) => Ok(given.clone()),
-            Some(given) => Err(no_column(path, names, &format!("no column '{given}'"), flag, given)),
-            None => {
-                let found = known.iter().find_map(|known| names.iter().find(|name| name.eq_ignore_ascii_case(known)));
-                found.cloned().ok_or_else(|| {
-                    no_column(
-                        path,
-                        names,
-                        &format!("no column for {what}: looked for {}", known.join(", ")),
-                        flag,
-                        known[0],
-                    )
-                })
-            }
+        let given = |given: &String, flag: &str| match names.contains(given) {
+            true => Ok(given.clone()),
+            false => Err(no_column(path, names, &format!("no column '{given}'"), flag, given)),
         };
-        Ok(Self {
-            video: choose(&request.video_column, &VIDEO_COLUMNS, "videos", "--video-column")?,
-            caption: choose(
-                &request.caption_column,
-                &[&SEGMENT_COLUMNS[..], &CAPTION_COLUMNS].concat(),
-                "captions",
-                "--caption-column",
-            )?,
-        })
+        let detect = |known: &[&str], what: &str, flag: &str| {
+            let found = known.iter().find_map(|known| names.iter().find(|name| name.eq_ignore_ascii_case(known)));
+            found.cloned().ok_or_else(|| {
+                let why = format!("no column for {what}: looked for {}", known.join(", "));
+                no_column(path, names, &why, flag, known[0])
+            })
+        };
+        let video = match &request.video_column {
+            Some(column) => given(column, "--video-column")?,
+            None => detect(&VIDEO_COLUMNS, "videos", "--video-column")?,
+        };
+        let captions = match request.caption_columns.as_slice() {
+            [] => vec![detect(&[&SEGMENT_COLUMNS[..], &CAPTION_COLUMNS].concat(), "captions", "--caption-column")?],
+            columns => columns.iter().map(|column| given(column, "--caption-column")).collect::<Result<_, _>>()?,
+        };
+        Ok(Self { video, captions })
     }
 }
 
@@ -168,7 +163,8 @@ fn no_column(path: &Utf8Path, names: &[String], why: &str, flag: &str, wanted: &
 impl Columns {
     /// Returns the names of all columns that [`rows`] reads.
     fn all(&self) -> impl Iterator<Item = &str> {
-        [self.video.as_str(), &self.caption, KIND_COLUMN].into_iter().chain(STATED_COLUMNS).chain(SCENE_COLUMNS)
+        let named = std::iter::once(&self.video).chain(&self.captions).map(String::as_str);
+        named.chain([KIND_COLUMN]).chain(STATED_COLUMNS).chain(SCENE_COLUMNS)
     }
 }
 
@@ -194,7 +190,7 @@ impl<'a> Rows<'a> {
             let caption = row.caption.as_ref().map_or(0, String::len);
             let texts = [row.name.len(), row.path.as_str().len(), caption, row.origin.len()];
             let segments = row.segments.iter().map(String::len);
-            let kept = row.kept.len() * size_of::<Option<f64>>();
+            let kept: usize = row.kept.iter().map(kept_bytes).sum();
             self.bytes += (texts.into_iter().chain(segments).sum::<usize>() + kept) as u64;
             self.all.push(row);
             self.check(self.all.len() as u64, self.bytes)?;
@@ -217,6 +213,12 @@ impl<'a> Rows<'a> {
     pub(super) fn done(self) -> Vec<ClipRow> {
         self.all
     }
+}
+
+/// Returns the memory that a value takes.
+fn kept_bytes(value: &FieldValue) -> usize {
+    let text = if let FieldValue::Text(text) = value { text.len() } else { 0 };
+    size_of::<FieldValue>() + text
 }
 
 /// The values of a row by column name.
@@ -266,7 +268,7 @@ impl<'a> TableReader<'a> {
         columns: Columns,
         request: &SourceRequest,
     ) -> Result<Self, Failure> {
-        let names = [&columns.video, &columns.caption].map(Clone::clone);
+        let names: Vec<String> = std::iter::once(&columns.video).chain(&columns.captions).cloned().collect();
         let fields = Fields::begin(path, &names, std::iter::empty(), request)?;
         Ok(Self { root, columns, fields, rows: Rows::of(path) })
     }
@@ -295,7 +297,7 @@ impl<'a> TableReader<'a> {
 }
 
 /// Makes the rows of a video, one per caption.
-fn rows(root: &Utf8Path, columns: &Columns, origin: &str, kept: &[Option<f64>], values: &dyn Values) -> Vec<ClipRow> {
+fn rows(root: &Utf8Path, columns: &Columns, origin: &str, kept: &[FieldValue], values: &dyn Values) -> Vec<ClipRow> {
     let Located { name, path, mut excluded } = match values.get(&columns.video) {
         Cell::NotUtf8 { shown, .. } => Located::not_utf8(root, shown),
         cell => locate(root, &cell.into_text()),
@@ -308,8 +310,13 @@ fn rows(root: &Utf8Path, columns: &Columns, origin: &str, kept: &[Option<f64>], 
     let count = |column: &str| values.get(column).as_count();
     let [frames, height, width] = STATED_COLUMNS.map(count);
     let stated = Stated { frames, height, width };
-    let mut captions = values.get(&columns.caption).captions();
-    let is_segments = SEGMENT_COLUMNS.iter().any(|known| columns.caption.eq_ignore_ascii_case(known));
+    let mut captions: Vec<Caption> = columns.captions.iter().flat_map(|column| values.get(column).captions()).collect();
+    if columns.captions.len() > 1 && captions.iter().any(Result::is_ok) {
+        // A video need not have a caption in every column.
+        captions.retain(|caption| !matches!(caption, Err(CaptionFault::Missing | CaptionFault::Empty)));
+    }
+    let is_segments = |column: &String| SEGMENT_COLUMNS.iter().any(|known| column.eq_ignore_ascii_case(known));
+    let is_segments = matches!(columns.captions.as_slice(), [column] if is_segments(column));
     if let Err(why) = mark_scenes(&mut captions, SCENE_COLUMNS.map(|column| values.get(column))) {
         excluded = excluded.or(Some(ExclusionReason::Unsupported { why }));
     }

@@ -328,7 +328,11 @@ fn the_user_can_name_columns_and_a_wrong_name_lists_the_existing_ones() {
     let folder = Folder::new().with("metadata.csv", "clip_name,long_caption,short_caption\na.mp4,long,short\n");
     let with = |video: &str, caption: &str| {
         let named = |name: &str| Some(name.to_owned());
-        read_source(&SourceRequest { video_column: named(video), caption_column: named(caption), ..folder.request() })
+        read_source(&SourceRequest {
+            video_column: named(video),
+            caption_columns: named(caption).into_iter().collect(),
+            ..folder.request()
+        })
     };
     assert_eq!(rows(&with("clip_name", "short_caption").unwrap()), [("a.mp4", Ok("short"))]);
     let failure = with("clip_name", "shortcaption").unwrap_err();
@@ -466,6 +470,34 @@ fn each_condition_is_counted_and_the_numbers_of_all_rows_are_kept() {
     assert!(conditions[1].is_measured);
     assert_eq!(columns.iter().map(|column| column.name.as_str()).collect::<Vec<_>>(), ["aesthetic"]);
     assert!(columns[0].numbers[1].is_nan() && columns[0].numbers[2] == 4.0);
+}
+
+#[test]
+fn a_table_with_several_columns_of_captions_has_a_clip_for_each_caption() {
+    let csv = "path,short,long,motion,tags\na.mp4,one,a long one,2.0,\"x, y\"\nb.mp4,,a long two,,\nc.mp4,,,,z\n";
+    let folder = Folder::new().with("metadata.csv", csv);
+    let caption_columns = vec!["short".to_owned(), "long".into()];
+    let template = Some("{caption} {motion:.1f} {tags} {fps}".parse().unwrap());
+    let source = read_source(&SourceRequest { caption_columns, template, ..folder.request() }).unwrap();
+    let expected = [
+        ("a.mp4", Ok("one")),
+        ("a.mp4", Ok("a long one")),
+        ("b.mp4", Ok("a long two")),
+        ("c.mp4", Err(CaptionFault::Empty)),
+        ("c.mp4", Err(CaptionFault::Empty)),
+    ];
+    assert_eq!(rows(&source), expected);
+    assert_eq!(source.fields.kept, ["motion", "tags"]);
+    let text = |text: &str| FieldValue::Text(text.into());
+    assert_eq!(source.rows[1].kept, [text("2.0"), text("x, y")]);
+    assert_eq!(source.rows[2].kept, [FieldValue::Missing, FieldValue::Missing]);
+    let caption_columns = vec!["short".to_owned(), "lung".into()];
+    let unknown = read_source(&SourceRequest { caption_columns, ..folder.request() }).unwrap_err();
+    assert!(unknown.fix.contains("--caption-column long"), "{unknown}");
+    let caption_columns = vec!["short".to_owned()];
+    let template = Some("{caption} {mution}".parse().unwrap());
+    let unknown = read_source(&SourceRequest { caption_columns, template, ..folder.request() }).unwrap_err();
+    assert!(unknown.fix.contains("motion"), "{unknown}");
 }
 
 #[test]

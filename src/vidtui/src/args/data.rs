@@ -176,9 +176,9 @@ pub struct ListedArgs {
     /// Column of a table that names the video [default: detected]
     #[arg(long, value_name = "COLUMN")]
     pub video_column: Option<String>,
-    /// Column of a table that holds the caption [default: detected]
-    #[arg(long, value_name = "COLUMN")]
-    pub caption_column: Option<String>,
+    /// Column of a table that holds the caption (repeatable: each caption of a video is a clip) [default: detected]
+    #[arg(long = "caption-column", value_name = "COLUMN")]
+    pub caption_columns: Vec<String>,
     /// Folder that relative paths of a table start from [default: the folder of the table]
     #[arg(long, value_name = "DIR")]
     pub root: Option<Utf8PathBuf>,
@@ -188,6 +188,9 @@ pub struct ListedArgs {
     /// Leaves out the clips that do not meet conditions on columns of numbers: "aesthetic >= 5 and motion between 0.5 and 20"
     #[arg(long = "where", value_name = "CONDITIONS", value_parser = str::parse::<dataset::Filter>)]
     pub filter: Option<dataset::Filter>,
+    /// Writes captions by a template, with the columns of the table: "{caption} motion score: {motion:.1f}, {fps} FPS"
+    #[arg(long = "caption", value_name = "TEMPLATE", value_parser = str::parse::<dataset::CaptionTemplate>)]
+    pub template: Option<dataset::CaptionTemplate>,
 }
 
 impl ListedArgs {
@@ -198,14 +201,15 @@ impl ListedArgs {
     }
 
     /// Returns each option, and whether it is given.
-    fn given(&self) -> [(&'static str, bool); 6] {
+    fn given(&self) -> [(&'static str, bool); 7] {
         [
             ("--layout", self.layout.is_some()),
             ("--video-column", self.video_column.is_some()),
-            ("--caption-column", self.caption_column.is_some()),
+            ("--caption-column", !self.caption_columns.is_empty()),
             ("--root", self.root.is_some()),
             ("--max-characters", self.max_characters.is_some()),
             ("--where", self.filter.is_some()),
+            ("--caption", self.template.is_some()),
         ]
     }
 }

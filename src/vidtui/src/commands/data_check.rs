@@ -91,9 +91,10 @@ pub fn check_source(
         source: source.to_owned(),
         layout: listed.layout.map(Into::into),
         video_column: listed.video_column.clone(),
-        caption_column: listed.caption_column.clone(),
+        caption_columns: listed.caption_columns.clone(),
         root: listed.root.clone(),
         filter: listed.filter.clone(),
+        template: listed.template.clone(),
     };
     let tokenizer = wanted.tokenizer.map(tokenizer::Tokenizer::open).transpose()?;
     let count = tokenizer.map(|tokenizer| move |text: &str| tokenizer.count(text));
