@@ -33,6 +33,7 @@ mod pool;
 mod probe;
 mod programs;
 mod resample;
+mod scenes;
 mod source;
 mod write;
 
@@ -51,5 +52,6 @@ pub use probe::{Probe, probe};
 pub use programs::{Programs, check_installed};
 pub use recipe::{CropMode, FrameMode};
 pub use resample::{Filter, resize};
+pub use scenes::{Cutting, FrameChange};
 pub use source::{Scan, VideoFile, frame_times, is_variable};
 pub use write::write_mp4;

@@ -149,7 +149,7 @@ impl Programs {
 
     /// Decodes a whole file with filters that write lines. Each line for which `expected` returns false is an error of
     /// ffmpeg.
-    fn walk(
+    pub(crate) fn walk(
         &self,
         path: &Utf8Path,
         probe: &Probe,

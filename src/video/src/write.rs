@@ -12,7 +12,7 @@ use crate::frames::Frames;
 use crate::programs::Programs;
 
 /// The encoders in order of preference, each with options for a quality without visible loss.
-const ENCODERS: [(&str, &[&str]); 3] = [
+pub(crate) const ENCODERS: [(&str, &[&str]); 3] = [
     ("libx264", &["-preset", "medium", "-crf", "16"]),
     ("libopenh264", &["-b:v", "8M"]),
     // Every ffmpeg has this encoder.

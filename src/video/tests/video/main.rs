@@ -5,6 +5,7 @@
 mod bad_input;
 mod clips;
 mod colours;
+mod cutting;
 mod exactness;
 #[path = "../../../../tests/oracle/mod.rs"]
 mod oracle;

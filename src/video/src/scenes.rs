@@ -1,0 +1,246 @@
+//! Measures how much the frames of a video differ from each other, and writes a range of its frames as a video of its own.
+
+use std::ops::{ControlFlow, Range};
+use std::process::Command;
+
+use camino::Utf8Path;
+use failure::{ErrorCode, Failure};
+
+use crate::child::{self, Run};
+use crate::failures::{self, Complaints, about, damaged};
+use crate::input;
+use crate::programs::Programs;
+use crate::source::{VideoFile, frame_pts, is_variable};
+use crate::write::{ENCODERS, Part};
+
+/// The width that frames are scaled to before they are compared. Noise of single pixels vanishes, and less work remains.
+const WIDTH: usize = 320;
+/// Luma below this is black. Limited range has black at 16.
+const BLACK: u32 = 24;
+/// The codecs whose packets an mp4 holds.
+const IN_MP4: [&str; 5] = ["h264", "hevc", "av1", "vp9", "mpeg4"];
+/// The maximum number of bytes of the reports of progress of one clip, which suffices for days.
+const MAX_REPORTS: usize = 64 << 20;
+/// The largest difference of a frame's time in a written clip, in seconds: half a unit of the coarsest usual time base, that of Matroska.
+const TIME_SLACK_S: f64 = 6e-4;
+
+/// What the filters of ffmpeg measured in a frame.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct FrameChange {
+    /// The score of ffmpeg's filter `scdet`, 0 to 100: the mean difference of luma to the frame before in percent, or how much this
+    /// difference itself changed if that is less. It is high at a cut, and low in steady motion.
+    pub score: f64,
+    /// The share of black pixels in percent.
+    pub black: f64,
+}
+
+/// How a clip was written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cutting {
+    /// The packets of the source were copied.
+    Copied,
+    /// The frames were decoded and encoded.
+    Encoded,
+}
+
+impl Programs {
+    /// Decodes a whole video and measures each frame. `on_frame` receives the number of measured frames, and may end the work.
+    ///
+    /// # Errors
+    /// `Malformed`, if ffmpeg logs an error about the file or does not decode every frame; `Cancelled`; otherwise as [`Programs::open`].
+    pub fn changes(
+        &self,
+        source: &VideoFile,
+        on_frame: &mut dyn FnMut(usize) -> ControlFlow<()>,
+    ) -> Result<Vec<FrameChange>, Failure> {
+        let [num, den] = source.probe.time_base;
+        let filters = format!(
+            "settb={num}/{den},scale={WIDTH}:-2:flags=fast_bilinear,scdet=threshold=100,blackframe=amount=0:threshold={BLACK},\
+             metadata=mode=print:file='pipe\\:2':direct=1"
+        );
+        let mut changes = vec![FrameChange::default(); source.pts.len()];
+        let (mut frame, mut count) = (None, 0);
+        self.walk(&source.path, &source.probe, &filters, &mut |line| {
+            if let Some(pts) = frame_pts(line) {
+                frame = source.pts.binary_search(&pts).ok();
+                count += usize::from(frame.is_some());
+                if count % 64 == 1 && on_frame(count).is_break() {
+                    self.cancel.cancel();
+                }
+                return true;
+            }
+            let Some((key, value)) = line.split_once('=') else { return false };
+            if let Some(change) = frame.and_then(|at: usize| changes.get_mut(at)) {
+                match key {
+                    "lavfi.scd.score" => change.score = value.parse().unwrap_or_default(),
+                    "lavfi.blackframe.pblack" => change.black = value.parse().unwrap_or_default(),
+                    _ => {}
+                }
+            }
+            key.starts_with("lavfi.")
+        })?;
+        if count != source.pts.len() {
+            let why = format!("{count} of its {} frames are decoded", source.pts.len());
+            return Err(damaged(&source.path, why).into());
+        }
+        Ok(changes)
+    }
+
+    /// Writes a range of the frames of a video as an mp4 without sound, first under a temporary name. An existing file is not replaced.
+    ///
+    /// The packets are copied if the range begins at a keyframe, and ends before one or at the end of the video; otherwise the frames are
+    /// encoded as H.264 with a quality without visible loss. The times of all frames of the result are compared with those of the source.
+    ///
+    /// # Errors
+    /// `AlreadyExists`; `InvalidArgument`, if the video has no such frames; `Malformed`, if ffmpeg logs an error about the source;
+    /// `DiskFull`, `CommandFailed` and codes of the file system, if the result cannot be written or has other frames.
+    pub fn cut(&self, source: &VideoFile, frames: Range<usize>, to: &Utf8Path) -> Result<Cutting, Failure> {
+        let failed = |code, why: String, fix: &str| Failure::new(code, format!("cannot write {to}"), why, fix);
+        if frames.is_empty() || frames.end > source.pts.len() {
+            let why = format!("{} has {} frames, {frames:?} are requested", source.path, source.pts.len());
+            return Err(failed(ErrorCode::InvalidArgument, why, "measure the frames of the video again"));
+        }
+        if to.symlink_metadata().is_ok() {
+            return Err(failed(ErrorCode::AlreadyExists, "the file exists".into(), "choose another folder"));
+        }
+        let part = Part::beside(to);
+        let is_key = |frame: usize| source.keys.binary_search(&source.pts[frame]).is_ok();
+        let ends_well = frames.end == source.pts.len() || is_key(frames.end);
+        let is_whole = is_key(frames.start) && ends_well && IN_MP4.contains(&source.probe.codec.as_str());
+        // A packet of an open group of pictures may need the group before it. Only the result shows that.
+        let cutting =
+            if is_whole && self.copied(source, &frames, &part.0)? { Cutting::Copied } else { Cutting::Encoded };
+        if cutting == Cutting::Encoded {
+            self.encode_cut(source, &frames, &part.0)?;
+            if let Err(why) = self.same_frames(source, &frames, &part.0) {
+                let fix = "convert the video to mp4 with `ffmpeg -i IN -c:v libx264 -crf 12 OUT`, then cut it";
+                return Err(failed(ErrorCode::CommandFailed, why, fix));
+            }
+        }
+        part.rename(to)?;
+        Ok(cutting)
+    }
+
+    /// Copies the packets of a range, and returns whether the copy has exactly the frames of the range.
+    fn copied(&self, source: &VideoFile, frames: &Range<usize>, part: &Utf8Path) -> Result<bool, Failure> {
+        let start = source.probe.seconds(source.pts[frames.start] - source.pts[0]);
+        // In Matroska, ffmpeg seeks to the keyframe before, drops the packets up to the start, and counts them.
+        let before = source.keys.partition_point(|key| *key < source.pts[frames.start]);
+        let before = before.checked_sub(1).and_then(|at| source.pts.binary_search(&source.keys[at]).ok());
+        let dropped = frames.start - before.unwrap_or(frames.start);
+        for packets in [frames.len(), frames.len() + dropped] {
+            let mut command = self.ffmpeg_command();
+            command.args(["-ss", &format!("{:.6}", (start * 1e6).ceil() / 1e6)]);
+            input::add(&mut command, &source.path);
+            // Between two keyframes, the packets in the order of decoding are those in the order of showing. A limit on the time would
+            // be one on the time of decoding.
+            command.args(["-map", &format!("0:{}", source.probe.stream), "-c", "copy"]);
+            command.args(["-frames:v", &packets.to_string()]);
+            if self.write_part(command, source, part)?.is_some() {
+                // This mp4 cannot hold the stream.
+                return Ok(false);
+            }
+            if self.same_frames(source, frames, part).is_ok() {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    fn encode_cut(&self, source: &VideoFile, frames: &Range<usize>, part: &Utf8Path) -> Result<(), Failure> {
+        let [num, den] = source.probe.time_base;
+        let first = source.pts[frames.start];
+        let before = source.keys.partition_point(|&key| key <= first);
+        // A wrong seek is no failure: the video is decoded from its start then.
+        let seek = (before > 1).then(|| source.probe.seconds(source.keys[before - 1]));
+        let end = source.pts.get(frames.end).map_or_else(String::new, |end| format!(":end_pts={end}"));
+        let filters = format!("settb={num}/{den},trim=start_pts={first}{end},setpts=PTS-STARTPTS");
+        let mut last = None;
+        for seek in [seek, None].into_iter().skip(usize::from(seek.is_none())) {
+            for (encoder, options) in ENCODERS {
+                let mut command = self.ffmpeg_command();
+                command.args(["-xerror", "-err_detect", "explode"]);
+                self.limit_threads(&mut command);
+                command.arg("-copyts");
+                if let Some(seconds) = seek {
+                    let microseconds = (seconds * 1e6).ceil() / 1e6;
+                    command.args(["-noaccurate_seek", "-seek_timestamp", "1", "-ss", &format!("{microseconds:.6}")]);
+                }
+                input::add(&mut command, &source.path);
+                command.args(["-map", &format!("0:{}", source.probe.stream), "-vf", &filters]);
+                command.args(self.passthrough()?).args(["-enc_time_base", &format!("{num}:{den}")]);
+                if num == 1 {
+                    command.args(["-video_track_timescale", &den.to_string()]);
+                }
+                command.args(["-c:v", encoder]).args(options);
+                let Some(complaints) = self.write_part(command, source, part)? else {
+                    if seek.is_some() && self.same_frames(source, frames, part).is_err() {
+                        break;
+                    }
+                    return Ok(());
+                };
+                let is_unknown = complaints.lines.iter().any(|line| line.contains("Unknown encoder"));
+                last = Some(complaints);
+                if !is_unknown {
+                    break;
+                }
+            }
+        }
+        Err(damaged(&source.path, format!("ffmpeg: {}", last.unwrap_or_default().shown())).into())
+    }
+
+    /// Runs a command that writes an mp4 without sound. Returns what ffmpeg logged if it failed because of the source.
+    fn write_part(
+        &self,
+        mut command: Command,
+        source: &VideoFile,
+        part: &Utf8Path,
+    ) -> Result<Option<Complaints>, Failure> {
+        // A data stream with time codes would be an additional stream.
+        command.args(["-map_metadata", "-1", "-map_chapters", "-1", "-write_tmcd", "0", "-fflags", "+bitexact"]);
+        // The reports of progress show that ffmpeg works, while it writes nothing else for minutes.
+        command.args(["-progress", "pipe:1", "-stats_period", "5"]);
+        command.args(["-movflags", "+faststart", "-f", "mp4", "-y"]).arg(format!("file:{part}"));
+        let run = Run { limit: self.silent_limit, cancel: &self.cancel, max_bytes: MAX_REPORTS, capacity: 0 };
+        let mut complaints = Complaints::default();
+        let done = child::run(command, &run, None, &mut |line| complaints.add(line))
+            .map_err(|stop| about(&source.path, failures::stopped(&self.ffmpeg, stop)))?;
+        if let Some(failure) = failures::not_run(&source.path, &self.ffmpeg, done.status, &complaints) {
+            return Err(failure);
+        }
+        if complaints.lines.iter().any(|line| line.contains("No space left")) {
+            let what = format!("cannot write {part}");
+            let fix = "free some space on the disk, and run the command again: it continues";
+            return Err(Failure::new(ErrorCode::DiskFull, what, format!("ffmpeg: {}", complaints.shown()), fix));
+        }
+        if done.status.success() && complaints.count == 0 {
+            return Ok(None);
+        }
+        if complaints.count == 0 {
+            complaints.add(&done.status.to_string());
+        }
+        Ok(Some(complaints))
+    }
+
+    /// Compares the times of the frames of a written clip with those of the source.
+    fn same_frames(&self, source: &VideoFile, frames: &Range<usize>, part: &Utf8Path) -> Result<(), String> {
+        let clip = self.open(part).map_err(|failure| format!("{}: {}", failure.what, failure.why))?;
+        let (all, times) = (source.times(), clip.times());
+        let wanted = &all[frames.clone()];
+        if times.len() != wanted.len() {
+            return Err(format!("it has {} frames instead of {}", times.len(), wanted.len()));
+        }
+        let differs =
+            |(time, wanted_at): (&f64, &f64)| ((time - times[0]) - (wanted_at - wanted[0])).abs() > TIME_SLACK_S;
+        match times.iter().zip(wanted).position(differs) {
+            // Frames of a constant rate may be rounded to the time base of the clip.
+            Some(at) if is_variable(wanted) || is_variable(&times) => {
+                Err(format!("the time of its frame {at} differs"))
+            }
+            _ if (clip.probe.width, clip.probe.height) != (source.probe.width, source.probe.height) => {
+                Err(format!("it has {} × {} pixels", clip.probe.width, clip.probe.height))
+            }
+            _ => Ok(()),
+        }
+    }
+}
