@@ -146,6 +146,27 @@ fn conditions_on_columns_leave_out_clips_before_they_are_read() {
 }
 
 #[test]
+fn a_video_is_cut_into_clips_that_can_be_checked() {
+    let site = site();
+    let cut = ["data", "cut", "clips", "--out", "scenes", "--min", "0.4", "--max", "1"];
+    let report = site.json(&[&cut[..], &["--json"]].concat());
+    assert_eq!((report["videos"][0]["clips"].as_u64(), report["videos"][1]["clips"].as_u64()), (Some(2), Some(1)));
+    let shown = site.succeeds(&cut);
+    assert!(shown.contains("cuts.csv"), "{shown}");
+    for name in ["a-0001", "a-0002", "b-0001"] {
+        site.write(&format!("scenes/{name}.txt"), name);
+    }
+    let checked = site.json(&["data", "check", "scenes", "--frames", "9", "--json"]);
+    assert_eq!(checked["report"]["usable"].as_u64(), Some(3));
+    for (args, expected) in
+        [(&["--min", "0.5"][..], (1, "already-exists")), (&["--min", "2", "--max", "1"], (2, "invalid-argument"))]
+    {
+        let (code, error) = site.error(&[&["data", "cut", "clips", "--out", "scenes"], args].concat());
+        assert_eq!((code, error.as_str()), expected);
+    }
+}
+
+#[test]
 fn invalid_checks_are_refused_before_any_video_is_read() {
     let site = site();
     for (args, expected) in [

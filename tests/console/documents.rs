@@ -218,6 +218,7 @@ fn each_command_of_the_document_succeeds() {
     write_files(&site, YOUR_VIDEOS);
     run(&site, &blocks(YOUR_VIDEOS, "sh"), &STAND_INS);
     assert_eq!(dataset::ClipManifest::read(&site.root.join("videos.jsonl")).unwrap().usable().count(), 2);
+    assert!(["clips/film-0001.mp4", "clips/film-0002.mp4"].iter().all(|clip| site.root.join(clip).exists()));
     if trainer().is_some() {
         let frames = |name: &str| video::frame_times(&site.root.join(name)).unwrap().len();
         assert_eq!((frames("clip.mp4"), frames("image.mp4"), frames("masked.mp4")), (9, 1, 9));

@@ -10,6 +10,7 @@ mod buckets;
 pub mod check;
 mod clip;
 mod conditions;
+pub mod cut;
 mod encode;
 mod encoders;
 mod filter;

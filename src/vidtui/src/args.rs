@@ -284,6 +284,7 @@ impl Command {
             Self::Stop(args) => args.output.json,
             Self::Kill(args) => args.output.json,
             Self::Data(DataCommand::Check(args)) => args.output.json,
+            Self::Data(DataCommand::Cut(args)) => args.output.json,
             Self::Data(DataCommand::Import(args)) => args.output.json,
             Self::Data(DataCommand::Buckets(args)) => args.output.json,
             Self::Data(DataCommand::Show(args)) => args.output.json,

@@ -76,6 +76,30 @@ pub fn read_source(request: &SourceRequest) -> Result<SourceListing, Failure> {
     Ok(found)
 }
 
+/// Returns the absolute folder of a video or of a folder of videos, and the videos in it, in the order of their paths.
+///
+/// # Errors
+/// There is no such file or folder, it cannot be read, or it has no video.
+pub(crate) fn videos_below(given: &Utf8Path) -> Result<(Utf8PathBuf, Vec<Utf8PathBuf>), Failure> {
+    let source = given.canonicalize_utf8().map_err(|error| match error.kind() {
+        std::io::ErrorKind::NotFound => Failure::new(
+            ErrorCode::NotFound,
+            format!("cannot find {given}"),
+            "there is no such file or folder",
+            "name a video, or a folder of videos",
+        ),
+        _ => super::unreadable(given, error),
+    })?;
+    if !source.is_dir() {
+        return Ok((source.parent().unwrap_or(&source).to_owned(), vec![source]));
+    }
+    let files = Files::below(&source)?;
+    if files.videos.is_empty() {
+        return Err(no_videos(&source, &files));
+    }
+    Ok((source, files.videos))
+}
+
 /// The layouts that a folder could have.
 struct Candidates {
     tables: Vec<&'static str>,

@@ -20,6 +20,7 @@ use rundir::{ErrorCode, Failure};
 use serde::Serialize;
 use text_file::NotText;
 
+pub(crate) use detect::videos_below;
 pub use detect::{Layout, read_source};
 pub(crate) use fields::nothing_left;
 pub use fields::{ConditionCount, MEASURED, NumberColumn, SourceFields};

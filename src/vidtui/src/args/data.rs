@@ -12,6 +12,8 @@ pub enum DataCommand {
     /// Checks a folder or table of videos with captions: which clips can be used, which are dropped and why. Writes a
     /// manifest
     Check(DataCheckArgs),
+    /// Cuts long videos into clips of one scene each, and writes a table of them. A second call does only what is missing
+    Cut(DataCutArgs),
     /// Imports latents that ttt-video-dit, finetrainers or cogvideox-factory prepared. Runs no code of their pickles
     Import(DataImportArgs),
     /// Shows the clips, sizes and failures of a data set of latents, or one clip with its tensors, frames and caption
@@ -127,6 +129,30 @@ pub struct DataCheckArgs {
     /// Largest share of clips that may be dropped; a larger share is a failure
     #[arg(long, value_name = "SHARE", default_value = "5%", value_parser = share)]
     pub max_dropped: f64,
+    #[command(flatten)]
+    pub output: JsonArgs,
+}
+
+/// `vidtui data cut`.
+#[derive(Debug, Arguments)]
+pub struct DataCutArgs {
+    /// A video, or a folder of videos
+    pub videos: Utf8PathBuf,
+    /// The folder of the clips and of their table cuts.csv. No file in it is replaced
+    #[arg(long, value_name = "CLIPS")]
+    pub out: Utf8PathBuf,
+    /// Score from which a frame begins a scene, 0 to 100: that of ffmpeg's filter scdet
+    #[arg(long, value_name = "SCORE", default_value_t = dataset::cut::CutRules::default().threshold)]
+    pub threshold: f64,
+    /// Leaves out shorter scenes
+    #[arg(long = "min", value_name = "SECONDS", default_value_t = dataset::cut::CutRules::default().min_s)]
+    pub min_s: f64,
+    /// Divides longer scenes into clips of equal length
+    #[arg(long = "max", value_name = "SECONDS")]
+    pub max_s: Option<f64>,
+    /// Leaves out so much time on both sides of a cut
+    #[arg(long = "margin", value_name = "SECONDS", default_value_t = dataset::cut::CutRules::default().margin_s)]
+    pub margin_s: f64,
     #[command(flatten)]
     pub output: JsonArgs,
 }
