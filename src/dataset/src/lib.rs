@@ -11,6 +11,7 @@ pub mod check;
 mod clip;
 mod conditions;
 pub mod cut;
+mod each_file;
 mod encode;
 mod encoders;
 mod filter;

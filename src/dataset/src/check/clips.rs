@@ -1,19 +1,20 @@
 //! Makes the clips of a data set from its rows and the results of their probes.
 
 use super::facts::ProbeResult;
-use super::probing::{Outcome, Results};
+use super::probing::Outcome;
+use crate::each_file::Results;
 use crate::layouts::{ClipRow, SourceListing};
-use crate::{Clip, ClipManifest, ExclusionReason, FieldValue, Filter};
+use crate::{Clip, ClipManifest, ExclusionReason, FieldValue, Filter, Stamp};
 use std::collections::{HashMap, HashSet};
 use video::{FrameChoice, FrameMode, NotEnough, choose};
 
 /// Makes one clip per row, in the order of the rows.
-pub(super) fn clips(source: &SourceListing, probed: &Results, rate: Option<f64>) -> Vec<Clip> {
+pub(super) fn clips(source: &SourceListing, probed: &Results<Outcome>, rate: Option<f64>) -> Vec<Clip> {
     let mut ids = HashSet::new();
     source.rows.iter().map(|row| clip(row, probed.by_path.get(&row.path), rate, &mut ids)).collect()
 }
 
-fn clip(row: &ClipRow, outcome: Option<&Outcome>, rate: Option<f64>, ids: &mut HashSet<String>) -> Clip {
+fn clip(row: &ClipRow, outcome: Option<&(Stamp, Outcome)>, rate: Option<f64>, ids: &mut HashSet<String>) -> Clip {
     let mut clip = Clip {
         id: unique(&row.name, ids),
         path: row.path.clone(),
@@ -23,7 +24,7 @@ fn clip(row: &ClipRow, outcome: Option<&Outcome>, rate: Option<f64>, ids: &mut H
         ..Clip::default()
     };
     let mut of_video = row.excluded.clone();
-    if let Some(Outcome { stamp, content, found }) = outcome {
+    if let Some((stamp, Outcome { content, found })) = outcome {
         clip.stamp = *stamp;
         clip.content.clone_from(content);
         match found {

@@ -10,15 +10,16 @@ mod report;
 mod tests;
 mod text;
 
+use crate::each_file::{OnProgress, TICK, cache_folder, interrupted};
 use crate::layouts::{SourceListing, SourceRequest, nothing_left, read_source};
 use crate::{Assigner, ClipManifest, ManifestHeader};
 use camino::Utf8PathBuf;
 use rundir::{ErrorCode, Failure};
-use std::ops::ControlFlow;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use video::{FrameChoice, Programs};
 
+pub use crate::each_file::CheckProgress;
 pub use columns::ColumnReport;
 pub use report::{Captions, Count, Dropped, Histogram, Lengths, Report};
 
@@ -62,7 +63,7 @@ impl CheckRequest<'_> {
             most_characters: CAPTION_CHARACTERS,
             most_tokens: CAPTION_TOKENS,
             count_tokens: None,
-            cache: cache_folder(),
+            cache: cache_folder("probes"),
             programs: Programs::default(),
             workers: std::thread::available_parallelism().map_or(1, usize::from),
         }
@@ -75,17 +76,6 @@ impl CheckRequest<'_> {
         let of_buckets = || self.buckets.as_ref().and_then(Assigner::rate);
         self.frames.as_ref().map_or_else(of_buckets, |choice| choice.fps)
     }
-}
-
-/// The progress of a check. All numbers are 0 while the source is read.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct CheckProgress {
-    /// Videos that are probed, including those with cached results.
-    pub done: usize,
-    /// All videos.
-    pub total: usize,
-    /// Videos whose results come from the cache.
-    pub cached: usize,
 }
 
 /// The result of a check.
@@ -102,10 +92,7 @@ pub struct Checked {
 /// # Errors
 /// If the source cannot be read, ffprobe is missing, or `on_progress` breaks (`Cancelled`). A video that cannot be used is
 /// not an error: its clip is excluded.
-pub fn check(
-    request: &CheckRequest<'_>,
-    on_progress: &mut dyn FnMut(CheckProgress) -> ControlFlow<()>,
-) -> Result<Checked, Failure> {
+pub fn check(request: &CheckRequest<'_>, on_progress: OnProgress<'_>) -> Result<Checked, Failure> {
     let from = request.source.clone();
     let mut source = read_in_thread(move || read_source(&from), on_progress)?;
     let probed = probing::probe_all(&source, request, on_progress)?;
@@ -136,7 +123,7 @@ pub fn check(
 /// Reads the source in another thread, so that the check can be interrupted while a disk does not respond.
 fn read_in_thread(
     read: impl FnOnce() -> Result<SourceListing, Failure> + Send + 'static,
-    on_progress: &mut dyn FnMut(CheckProgress) -> ControlFlow<()>,
+    on_progress: OnProgress<'_>,
 ) -> Result<SourceListing, Failure> {
     let (sender, receiver) = mpsc::channel();
     let thread = thread::spawn(move || {
@@ -144,11 +131,11 @@ fn read_in_thread(
         let _ = sender.send(read());
     });
     loop {
-        match receiver.recv_timeout(probing::TICK) {
+        match receiver.recv_timeout(TICK) {
             Ok(read) => return read,
             Err(RecvTimeoutError::Timeout) => {
                 if on_progress(CheckProgress::default()).is_break() {
-                    return Err(probing::interrupted(CheckProgress::default()));
+                    return Err(interrupted("check", CheckProgress::default()));
                 }
             }
             Err(RecvTimeoutError::Disconnected) => match thread.join() {
@@ -167,11 +154,4 @@ fn can_not_tone_map(programs: &Programs) -> Result<bool, Failure> {
         Err(failure) if failure.code == ErrorCode::ProgramMissing => Ok(false),
         Err(failure) => Err(failure),
     }
-}
-
-/// Returns the cache folder of the user. Losing its content costs time only.
-fn cache_folder() -> Option<Utf8PathBuf> {
-    let named = |name: &str| std::env::var(name).ok().filter(|path| path.starts_with('/')).map(Utf8PathBuf::from);
-    let folder = named("XDG_CACHE_HOME").or_else(|| Some(named("HOME")?.join(".cache")))?;
-    Some(folder.join("vidtui/probes"))
 }

@@ -2,7 +2,8 @@
 
 use super::CheckRequest;
 use super::columns::ColumnReport;
-use super::probing::Results;
+use super::probing::Outcome;
+use crate::each_file::Results;
 use crate::layouts::{CaptionFault, Layout, SourceListing};
 use crate::{BucketClips, Clip, ClipManifest, ClipRow, ConditionCount, ExclusionReason};
 use camino::{Utf8Path, Utf8PathBuf};
@@ -174,7 +175,7 @@ impl Report {
     pub(super) fn new(
         manifest: &ClipManifest,
         source: &SourceListing,
-        probed: &Results,
+        probed: &Results<Outcome>,
         request: &CheckRequest<'_>,
     ) -> Self {
         let usable: Vec<&Clip> = manifest.usable().collect();

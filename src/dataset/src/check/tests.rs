@@ -6,6 +6,7 @@ use camino::Utf8Path;
 use rundir::ErrorCode;
 use std::collections::BTreeMap;
 use std::fs;
+use std::ops::ControlFlow;
 use std::process::Command;
 use std::sync::OnceLock;
 use video::FrameMode;
