@@ -167,6 +167,26 @@ fn a_video_is_cut_into_clips_that_can_be_checked() {
 }
 
 #[test]
+fn scores_are_written_into_a_table_that_conditions_can_use() {
+    let site = site();
+    let score = ["data", "score", "clips", "--out", "scores.csv"];
+    let report = site.json(&[&score[..], &["--json"]].concat());
+    assert_eq!((report["rows"].as_u64(), report["near_duplicates"].as_u64()), (Some(2), Some(0)));
+    assert_eq!(site.error(&score), (2, "already-exists".into()));
+    let shown = site.succeeds(&[&score[..], &["--force"]].concat());
+    assert!(shown.contains("sharpness") && shown.contains("scores.csv"), "{shown}");
+    let check = |conditions| site.json(&["data", "check", "scores.csv", "--where", conditions, "--json"]);
+    assert_eq!(check("motion > 0.1 and num_frames > 20")["report"]["clips"].as_u64(), Some(1));
+    for args in [&["--out", "scores.txt"][..], &["--out", "b.csv", "--caption", "{caption}!"]] {
+        assert_eq!(
+            site.error(&[&["data", "score", "clips"], args].concat()),
+            (2, "invalid-argument".into()),
+            "{args:?}"
+        );
+    }
+}
+
+#[test]
 fn invalid_checks_are_refused_before_any_video_is_read() {
     let site = site();
     for (args, expected) in [

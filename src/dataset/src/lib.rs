@@ -23,6 +23,7 @@ mod manifest;
 mod open;
 pub mod order;
 mod reason;
+pub mod score;
 pub mod seeds;
 pub mod show;
 mod stamp;

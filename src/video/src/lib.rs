@@ -52,6 +52,6 @@ pub use probe::{Probe, probe};
 pub use programs::{Programs, check_installed};
 pub use recipe::{CropMode, FrameMode};
 pub use resample::{Filter, resize};
-pub use scenes::{Cutting, FrameChange};
+pub use scenes::{Cutting, FrameChange, GreyFrames};
 pub use source::{Scan, VideoFile, frame_times, is_variable};
 pub use write::write_mp4;

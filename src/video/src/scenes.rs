@@ -5,18 +5,22 @@ use std::process::Command;
 
 use camino::Utf8Path;
 use failure::{ErrorCode, Failure};
+use recipe::CropMode;
 
 use crate::child::{self, Run};
 use crate::failures::{self, Complaints, about, damaged};
+use crate::geometry::Picture;
 use crate::input;
 use crate::programs::Programs;
-use crate::source::{VideoFile, frame_pts, is_variable};
+use crate::source::{APART, VideoFile, frame_pts, is_variable};
 use crate::write::{ENCODERS, Part};
 
 /// The width that frames are scaled to before they are compared. Noise of single pixels vanishes, and less work remains.
 const WIDTH: usize = 320;
 /// Luma below this is black. Limited range has black at 16.
 const BLACK: u32 = 24;
+/// The longest side of a sampled frame.
+const SAMPLE_SIDE: usize = 1280;
 /// The codecs whose packets an mp4 holds.
 const IN_MP4: [&str; 5] = ["h264", "hevc", "av1", "vp9", "mpeg4"];
 /// The maximum number of bytes of the reports of progress of one clip, which suffices for days.
@@ -30,8 +34,24 @@ pub struct FrameChange {
     /// The score of ffmpeg's filter `scdet`, 0 to 100: the mean difference of luma to the frame before in percent, or how much this
     /// difference itself changed if that is less. It is high at a cut, and low in steady motion.
     pub score: f64,
+    /// The mean difference of luma to the frame before in percent.
+    pub difference: f64,
     /// The share of black pixels in percent.
     pub black: f64,
+    /// The score of ffmpeg's filter `vmafmotion`: the mean difference of blurred luma, 0 to 255, to the frame before, at full size. 0 in
+    /// [`Programs::changes`].
+    pub motion: f64,
+}
+
+/// Frames as luma, 0 to 255.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct GreyFrames {
+    /// Pixels.
+    pub width: usize,
+    /// Pixels.
+    pub height: usize,
+    /// The pixels `[H, W]` of each frame.
+    pub frames: Vec<Vec<u8>>,
 }
 
 /// How a clip was written.
@@ -58,32 +78,68 @@ impl Programs {
             "settb={num}/{den},scale={WIDTH}:-2:flags=fast_bilinear,scdet=threshold=100,blackframe=amount=0:threshold={BLACK},\
              metadata=mode=print:file='pipe\\:2':direct=1"
         );
-        let mut changes = vec![FrameChange::default(); source.pts.len()];
-        let (mut frame, mut count) = (None, 0);
+        let mut measured = Measured::of(source);
         self.walk(&source.path, &source.probe, &filters, &mut |line| {
-            if let Some(pts) = frame_pts(line) {
-                frame = source.pts.binary_search(&pts).ok();
-                count += usize::from(frame.is_some());
-                if count % 64 == 1 && on_frame(count).is_break() {
-                    self.cancel.cancel();
-                }
-                return true;
+            let count = measured.count;
+            let is_expected = measured.read(source, line);
+            if measured.count > count && measured.count % 64 == 1 && on_frame(measured.count).is_break() {
+                self.cancel.cancel();
             }
-            let Some((key, value)) = line.split_once('=') else { return false };
-            if let Some(change) = frame.and_then(|at: usize| changes.get_mut(at)) {
-                match key {
-                    "lavfi.scd.score" => change.score = value.parse().unwrap_or_default(),
-                    "lavfi.blackframe.pblack" => change.black = value.parse().unwrap_or_default(),
-                    _ => {}
-                }
-            }
-            key.starts_with("lavfi.")
+            is_expected
         })?;
-        if count != source.pts.len() {
-            let why = format!("{count} of its {} frames are decoded", source.pts.len());
+        measured.done(source)
+    }
+
+    /// Decodes a whole video once: measures each frame, with its motion, and returns the luma of some frames. Pictures and folders of frames
+    /// are not measured: their changes are empty.
+    ///
+    /// * `samples` — the numbers of the frames, ascending.
+    ///
+    /// # Errors
+    /// As [`Programs::changes`].
+    pub fn measure(&self, source: &VideoFile, samples: &[usize]) -> Result<(Vec<FrameChange>, GreyFrames), Failure> {
+        let (width, height) = within(source.probe.width, source.probe.height, SAMPLE_SIDE);
+        if source.probe.is_picture() || source.probe.is_frames() {
+            let times: Vec<f64> = samples.iter().map(|&frame| source.probe.seconds(source.pts[frame])).collect();
+            let frames =
+                self.decode(source, &times, &Picture { crop: CropMode::None, ..Picture::new(width, height) })?;
+            let frames = (0..frames.count).map(|at| luma(frames.frame(at))).collect();
+            return Ok((Vec::new(), GreyFrames { width, height, frames }));
+        }
+        let [num, den] = source.probe.time_base;
+        let select: Vec<String> = samples.iter().map(|&frame| format!("eq(pts,{})", source.pts[frame])).collect();
+        let graph = format!(
+            "[0:{}]settb={num}/{den},format=yuv420p,split[a][b];\
+             [a]vmafmotion,scale={WIDTH}:-2:flags=fast_bilinear,scdet=threshold=100,blackframe=amount=0:threshold={BLACK},\
+             metadata=mode=print:file='pipe\\:2':direct=1,{APART}[x];\
+             [b]select='{}',scale={width}:{height}:flags=area:out_range=pc,format=gray,{APART}[y]",
+            source.probe.stream,
+            select.join("+")
+        );
+        let mut command = self.ffmpeg_command();
+        command.args(["-xerror", "-err_detect", "explode"]);
+        self.limit_threads(&mut command);
+        command.arg("-copyts");
+        input::add(&mut command, &source.path);
+        let passthrough = self.passthrough()?;
+        command.args(["-filter_complex", &graph, "-map", "[x]"]).args(passthrough).args(["-f", "null", "-"]);
+        command.args(["-map", "[y]"]).args(passthrough).args(["-f", "rawvideo", "pipe:1"]);
+        let bytes = width * height * samples.len();
+        let run = Run { limit: self.silent_limit, cancel: &self.cancel, max_bytes: bytes, capacity: bytes };
+        let (mut measured, mut complaints) = (Measured::of(source), Complaints::default());
+        let done = child::run(command, &run, None, &mut |line| {
+            if !measured.read(source, line) {
+                complaints.add(line);
+            }
+        })
+        .map_err(|stop| about(&source.path, failures::stopped(&self.ffmpeg, stop)))?;
+        self.ended_well(&source.path, done.status, &complaints)?;
+        if done.bytes.len() != bytes {
+            let why = format!("ffmpeg wrote {} bytes of pixels instead of {bytes}", done.bytes.len());
             return Err(damaged(&source.path, why).into());
         }
-        Ok(changes)
+        let frames = done.bytes.chunks_exact(width * height).map(<[u8]>::to_vec).collect();
+        Ok((measured.done(source)?, GreyFrames { width, height, frames }))
     }
 
     /// Writes a range of the frames of a video as an mp4 without sound, first under a temporary name. An existing file is not replaced.
@@ -243,4 +299,65 @@ impl Programs {
             _ => Ok(()),
         }
     }
+}
+
+/// What is measured so far.
+struct Measured {
+    changes: Vec<FrameChange>,
+    /// The frame that the last lines are about.
+    frame: Option<usize>,
+    count: usize,
+}
+
+impl Measured {
+    fn of(source: &VideoFile) -> Self {
+        Self { changes: vec![FrameChange::default(); source.pts.len()], frame: None, count: 0 }
+    }
+
+    /// Reads a line of ffmpeg, and returns whether it is about a frame. Any other line is an error of ffmpeg.
+    fn read(&mut self, source: &VideoFile, line: &str) -> bool {
+        if let Some(pts) = frame_pts(line) {
+            self.frame = source.pts.binary_search(&pts).ok();
+            self.count += usize::from(self.frame.is_some());
+            return true;
+        }
+        let Some((key, value)) = line.split_once('=').filter(|(key, _)| key.starts_with("lavfi.")) else {
+            return false;
+        };
+        if let Some(change) = self.frame.map(|at| &mut self.changes[at]) {
+            let value = value.parse().unwrap_or_default();
+            match key {
+                "lavfi.scd.score" => change.score = value,
+                "lavfi.scd.mafd" => change.difference = value,
+                "lavfi.blackframe.pblack" => change.black = value,
+                "lavfi.vmafmotion.score" => change.motion = value,
+                _ => {}
+            }
+        }
+        true
+    }
+
+    fn done(self, source: &VideoFile) -> Result<Vec<FrameChange>, Failure> {
+        if self.count == source.pts.len() {
+            return Ok(self.changes);
+        }
+        let why = format!("{} of its {} frames are decoded", self.count, source.pts.len());
+        Err(damaged(&source.path, why).into())
+    }
+}
+
+/// Returns a size within a square, with the same ratio. A smaller size stays.
+fn within(width: usize, height: usize, side: usize) -> (usize, usize) {
+    let larger = width.max(height);
+    let fit = |pixels: usize| if larger <= side { pixels } else { (pixels * side / larger).max(1) };
+    (fit(width), fit(height))
+}
+
+/// Returns the luma of pixels `[…, 3]` by BT.709.
+fn luma(rgb: &[u8]) -> Vec<u8> {
+    let of = |pixel: &[u8; 3]| {
+        let [red, green, blue] = pixel.map(f64::from);
+        (0.2126 * red + 0.7152 * green + 0.0722 * blue).round() as u8
+    };
+    rgb.as_chunks::<3>().0.iter().map(of).collect()
 }

@@ -31,7 +31,7 @@ pub struct ColumnReport {
 }
 
 impl ColumnReport {
-    pub(super) fn new(column: &NumberColumn) -> Option<Self> {
+    pub(crate) fn new(column: &NumberColumn) -> Option<Self> {
         let mut sorted: Vec<f32> = column.numbers.iter().copied().filter(|number| !number.is_nan()).collect();
         sorted.sort_unstable_by(f32::total_cmp);
         let (min, max) = (f64::from(*sorted.first()?), f64::from(*sorted.last()?));
@@ -63,7 +63,7 @@ impl ColumnReport {
 }
 
 /// Formats columns as a table.
-pub(super) fn table(columns: &[ColumnReport]) -> String {
+pub(crate) fn table(columns: &[ColumnReport]) -> String {
     let width = columns.iter().map(|column| column.name.chars().count()).max().unwrap_or(0).clamp(6, NAME);
     let mut text = format!(
         "{:<width$}{:>9}{:>9}{:>9}{:>9}  {}\n",

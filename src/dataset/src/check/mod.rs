@@ -21,6 +21,7 @@ use video::{FrameChoice, Programs};
 
 pub use crate::each_file::CheckProgress;
 pub use columns::ColumnReport;
+pub(crate) use columns::table as column_table;
 pub use report::{Captions, Count, Dropped, Histogram, Lengths, Report};
 
 /// The number of tokens of a caption that CogVideoX's text encoder reads.

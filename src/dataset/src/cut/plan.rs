@@ -141,7 +141,11 @@ mod tests {
             match sign {
                 '|' => score = 50.0,
                 sign => {
-                    changes.push(FrameChange { score, black: if sign == '#' { 100.0 } else { 3.0 } });
+                    changes.push(FrameChange {
+                        score,
+                        black: if sign == '#' { 100.0 } else { 3.0 },
+                        ..FrameChange::default()
+                    });
                     score = 0.0;
                 }
             }
@@ -179,8 +183,9 @@ mod tests {
 
     #[test]
     fn a_clip_has_the_score_of_its_cut_and_times_from_the_first_frame() {
-        let changes: Vec<FrameChange> =
-            (0..20).map(|at| FrameChange { score: if at == 12 { 42.0 } else { 1.0 }, black: 0.0 }).collect();
+        let changes: Vec<FrameChange> = (0..20)
+            .map(|at| FrameChange { score: if at == 12 { 42.0 } else { 1.0 }, ..FrameChange::default() })
+            .collect();
         let times: Vec<f64> = (0..20).map(|at| 5.0 + f64::from(at) * 0.5).collect();
         let rules = CutRules { max_s: Some(3.0), ..CutRules::default() };
         let clips = scenes(&changes, &times, &rules).clips;

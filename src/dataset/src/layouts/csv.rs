@@ -17,7 +17,7 @@ pub(super) fn read(path: &Utf8Path, root: &Utf8Path, request: &SourceRequest) ->
     let mut table = ReaderBuilder::new().delimiter(delimiter).from_reader(bytes);
     let titles = table.byte_headers().map_err(|error| bad(path, &error))?;
     let names: Vec<String> = titles.iter().map(|title| String::from_utf8_lossy(title).trim().to_owned()).collect();
-    let mut all = TableReader::begin(path, root, &names, &names, request)?;
+    let mut all = TableReader::begin(path, root, &names, (&names, &names), request)?;
     let places: BTreeMap<&str, usize> = names.iter().enumerate().rev().map(|(at, name)| (name.as_str(), at)).collect();
     let name = path.file_name().unwrap_or_default();
     let mut record = ByteRecord::new();

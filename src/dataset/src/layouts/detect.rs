@@ -222,7 +222,7 @@ fn table_of(path: &Utf8Path, request: &SourceRequest) -> Result<SourceListing, F
 
 /// Returns the fields of a source that is not a table: conditions can be on measured numbers only.
 fn without_table(folder: &Utf8Path, request: &SourceRequest) -> Result<SourceFields, Failure> {
-    Ok(Fields::begin(folder, &[], std::iter::empty(), request)?.done())
+    Ok(Fields::begin(folder, &[], std::iter::empty(), std::iter::empty(), request)?.done())
 }
 
 fn read_table(path: &Utf8Path, root: &Utf8Path, request: &SourceRequest) -> Result<ReadTable, Failure> {

@@ -5,6 +5,7 @@ use super::{SourceRequest, invalid, nearest};
 use crate::{CaptionTemplate, FieldValue, Filter};
 use camino::Utf8Path;
 use rundir::Failure;
+use std::collections::BTreeSet;
 
 /// The numbers that a check measures. A table may state them too, and its values are then used.
 pub const MEASURED: [&str; 5] = ["num_frames", "height", "width", "fps", "duration_s"];
@@ -70,7 +71,8 @@ pub struct SourceFields {
 }
 
 impl Fields {
-    /// Begins to read a source. `names` are the columns of its table, and those of `shown` may hold numbers.
+    /// Begins to read a source. `names` are the columns of its table, those of `shown` may hold numbers, and the
+    /// values of those of `keep` are kept if the request says so.
     ///
     /// # Errors
     /// A condition or the template of captions names a column that neither the table has nor the check measures.
@@ -78,6 +80,7 @@ impl Fields {
         path: &Utf8Path,
         names: &[String],
         shown: impl Iterator<Item = &'a String>,
+        keep: impl Iterator<Item = &'a String>,
         request: &SourceRequest,
     ) -> Result<Self, Failure> {
         let filter = request.filter.clone();
@@ -109,8 +112,12 @@ impl Fields {
             let condition = condition.text.clone();
             counts.push(ConditionCount { condition, left_out: 0, missing: 0, is_measured });
         }
-        kept.sort();
-        kept.dedup();
+        if request.keep_all {
+            // In the order of the table.
+            kept = keep.cloned().collect();
+        }
+        let mut seen = BTreeSet::new();
+        kept.retain(|name| seen.insert(name.clone()));
         Ok(Self { filter, columns, counts, kept, left_out: 0 })
     }
 

@@ -109,7 +109,7 @@ fn of_objects(
         let fix = "list one video with its caption per entry";
         return Err(invalid(format!("{path} lists no videos"), "it has no entries", fix));
     }
-    let mut all = TableReader::begin(path, root, &names, &names, request)?;
+    let mut all = TableReader::begin(path, root, &names, (&names, &names), request)?;
     objects.iter().try_for_each(|(origin, object)| all.add(origin, object))?;
     Ok(all.done())
 }

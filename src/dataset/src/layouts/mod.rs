@@ -46,6 +46,8 @@ pub struct SourceRequest {
     pub filter: Option<Filter>,
     /// The template of captions. `None`: captions are as the source has them.
     pub template: Option<CaptionTemplate>,
+    /// Rows keep the values of all columns, besides those of videos and captions.
+    pub keep_all: bool,
 }
 
 /// The videos and captions that a source lists.

@@ -3,6 +3,7 @@
 use super::table::{Cell, ReadTable, TableReader, Values};
 use super::{SourceRequest, invalid, unreadable};
 use camino::Utf8Path;
+use parquet::basic::{ConvertedType, LogicalType};
 use parquet::file::metadata::{ParquetMetaData, RowGroupMetaData};
 use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::record::Field;
@@ -34,12 +35,15 @@ fn decode(path: &Utf8Path, root: &Utf8Path, request: &SourceRequest) -> Result<R
     }
     let schema = file.metadata().file_metadata().schema();
     let names: Vec<String> = schema.get_fields().iter().map(|field| field.name().to_owned()).collect();
-    let numbers: Vec<String> =
-        schema.get_fields().iter().filter(|field| is_number(field)).map(|field| field.name().to_owned()).collect();
-    let mut all = TableReader::begin(path, root, &names, &numbers, request)?;
+    let those = |is: fn(&Type) -> bool| {
+        let fields = schema.get_fields().iter().filter(|field| is(field));
+        fields.map(|field| field.name().to_owned()).collect::<Vec<String>>()
+    };
+    // Other columns may have the bytes of the videos.
+    let (numbers, kept) = (those(is_number), those(|field| is_number(field) || is_text(field)));
+    let mut all = TableReader::begin(path, root, &names, (&numbers, &kept), request)?;
     let name = path.file_name().unwrap_or_default();
     all.check(stated_rows(file.metadata(), &all), 0)?;
-    // Other columns may have the bytes of the videos.
     let read =
         schema.get_fields().iter().filter(|field| all.columns().any(|name| name == field.name())).cloned().collect();
     let read = Type::group_type_builder(schema.name()).with_fields(read).build().map_err(bad)?;
@@ -55,6 +59,13 @@ fn decode(path: &Utf8Path, root: &Utf8Path, request: &SourceRequest) -> Result<R
 fn is_number(field: &Type) -> bool {
     use parquet::basic::Type::{DOUBLE, FLOAT, INT32, INT64};
     field.is_primitive() && matches!(field.get_physical_type(), INT32 | INT64 | FLOAT | DOUBLE)
+}
+
+/// Returns whether a column holds one text per row.
+fn is_text(field: &Type) -> bool {
+    let info = field.get_basic_info();
+    field.is_primitive()
+        && (info.converted_type() == ConvertedType::UTF8 || info.logical_type_ref() == Some(&LogicalType::String))
 }
 
 /// Returns whether the metadata places all columns inside of a file of this size. The decoder panics otherwise.
@@ -134,7 +145,7 @@ mod tests {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/videos/metadata.parquet");
         let file = SerializedFileReader::new(open_regular(path).unwrap()).unwrap();
         let (path, names) = (Utf8Path::new(path), ["path".to_owned(), "caption".to_owned()]);
-        let table = TableReader::begin(path, path, &names, &[], &SourceRequest::default()).unwrap();
+        let table = TableReader::begin(path, path, &names, (&[], &[]), &SourceRequest::default()).unwrap();
         assert_eq!(stated_rows(file.metadata(), &table), 2);
     }
 }

@@ -163,8 +163,13 @@ fn no_column(path: &Utf8Path, names: &[String], why: &str, flag: &str, wanted: &
 impl Columns {
     /// Returns the names of all columns that [`rows`] reads.
     fn all(&self) -> impl Iterator<Item = &str> {
+        self.read_otherwise().chain(STATED_COLUMNS)
+    }
+
+    /// Returns the names of the columns whose values become the path and the caption.
+    fn read_otherwise(&self) -> impl Iterator<Item = &str> {
         let named = std::iter::once(&self.video).chain(&self.captions).map(String::as_str);
-        named.chain([KIND_COLUMN]).chain(STATED_COLUMNS).chain(SCENE_COLUMNS)
+        named.chain([KIND_COLUMN]).chain(SCENE_COLUMNS)
     }
 }
 
@@ -244,7 +249,8 @@ pub(super) struct ReadTable {
 }
 
 impl<'a> TableReader<'a> {
-    /// Begins to read a table with the columns `names`, of which those in `numbers` may hold numbers.
+    /// Begins to read a table with the columns `names`, of which those in `numbers` may hold numbers, and those in `kept` may be
+    /// kept.
     ///
     /// # Errors
     /// The table has no column of videos or captions, or lacks a column that the request names.
@@ -252,12 +258,13 @@ impl<'a> TableReader<'a> {
         path: &'a Utf8Path,
         root: &'a Utf8Path,
         names: &[String],
-        numbers: &[String],
+        (numbers, kept): (&[String], &[String]),
         request: &SourceRequest,
     ) -> Result<Self, Failure> {
         let columns = Columns::choose(path, names, request)?;
         let shown = numbers.iter().filter(|name| columns.all().all(|known| known != name.as_str()));
-        let fields = Fields::begin(path, names, shown, request)?;
+        let keep = kept.iter().filter(|name| columns.read_otherwise().all(|known| known != name.as_str()));
+        let fields = Fields::begin(path, names, shown, keep, request)?;
         Ok(Self { root, columns, fields, rows: Rows::of(path) })
     }
 
@@ -269,7 +276,7 @@ impl<'a> TableReader<'a> {
         request: &SourceRequest,
     ) -> Result<Self, Failure> {
         let names: Vec<String> = std::iter::once(&columns.video).chain(&columns.captions).cloned().collect();
-        let fields = Fields::begin(path, &names, std::iter::empty(), request)?;
+        let fields = Fields::begin(path, &names, std::iter::empty(), std::iter::empty(), request)?;
         Ok(Self { root, columns, fields, rows: Rows::of(path) })
     }
 

@@ -14,6 +14,8 @@ pub enum DataCommand {
     Check(DataCheckArgs),
     /// Cuts long videos into clips of one scene each, and writes a table of them. A second call does only what is missing
     Cut(DataCutArgs),
+    /// Measures motion, brightness, sharpness, black and frozen frames, black bars and near duplicates, and writes them into a table
+    Score(DataScoreArgs),
     /// Imports latents that ttt-video-dit, finetrainers or cogvideox-factory prepared. Runs no code of their pickles
     Import(DataImportArgs),
     /// Shows the clips, sizes and failures of a data set of latents, or one clip with its tensors, frames and caption
@@ -153,6 +155,23 @@ pub struct DataCutArgs {
     /// Leaves out so much time on both sides of a cut
     #[arg(long = "margin", value_name = "SECONDS", default_value_t = dataset::cut::CutRules::default().margin_s)]
     pub margin_s: f64,
+    #[command(flatten)]
+    pub output: JsonArgs,
+}
+
+/// `vidtui data score`.
+#[derive(Debug, Arguments)]
+pub struct DataScoreArgs {
+    /// A folder of videos, or a table: .csv, .tsv, .json, .jsonl or .parquet
+    pub source: Utf8PathBuf,
+    /// The table to write, .csv or .jsonl: the columns of the source, and one per score. Scores that the source has are kept
+    #[arg(long, value_name = "TABLE")]
+    pub out: Utf8PathBuf,
+    #[command(flatten)]
+    pub listed: ListedArgs,
+    /// Replaces an existing table
+    #[arg(long)]
+    pub force: bool,
     #[command(flatten)]
     pub output: JsonArgs,
 }

@@ -77,6 +77,20 @@ pub struct Wanted<'a> {
     pub tokenizer: Option<&'a Utf8Path>,
 }
 
+/// Returns how a folder or a table is read.
+pub fn source_request(source: &Utf8Path, listed: &ListedArgs) -> SourceRequest {
+    SourceRequest {
+        source: source.to_owned(),
+        layout: listed.layout.map(Into::into),
+        video_column: listed.video_column.clone(),
+        caption_columns: listed.caption_columns.clone(),
+        root: listed.root.clone(),
+        filter: listed.filter.clone(),
+        template: listed.template.clone(),
+        ..SourceRequest::default()
+    }
+}
+
 /// A function that receives the progress of a check, and may end the check.
 pub type OnStep<'a> = &'a mut dyn FnMut(Step<'_>) -> ControlFlow<()>;
 
@@ -87,15 +101,7 @@ pub fn check_source(
     wanted: &Wanted<'_>,
     progress: OnStep<'_>,
 ) -> Result<Checked, CommandError> {
-    let source = SourceRequest {
-        source: source.to_owned(),
-        layout: listed.layout.map(Into::into),
-        video_column: listed.video_column.clone(),
-        caption_columns: listed.caption_columns.clone(),
-        root: listed.root.clone(),
-        filter: listed.filter.clone(),
-        template: listed.template.clone(),
-    };
+    let source = source_request(source, listed);
     let tokenizer = wanted.tokenizer.map(tokenizer::Tokenizer::open).transpose()?;
     let count = tokenizer.map(|tokenizer| move |text: &str| tokenizer.count(text));
     let request = CheckRequest {
