@@ -171,7 +171,8 @@ fn scores_are_written_into_a_table_that_conditions_can_use() {
     let site = site();
     let score = ["data", "score", "clips", "--out", "scores.csv"];
     let report = site.json(&[&score[..], &["--json"]].concat());
-    assert_eq!((report["rows"].as_u64(), report["near_duplicates"].as_u64()), (Some(2), Some(0)));
+    // Both videos begin with the same frames.
+    assert_eq!((report["rows"].as_u64(), report["near_duplicates"].as_u64()), (Some(2), Some(1)));
     assert_eq!(site.error(&score), (2, "already-exists".into()));
     let shown = site.succeeds(&[&score[..], &["--force"]].concat());
     assert!(shown.contains("sharpness") && shown.contains("scores.csv"), "{shown}");
@@ -183,6 +184,35 @@ fn scores_are_written_into_a_table_that_conditions_can_use() {
             (2, "invalid-argument".into()),
             "{args:?}"
         );
+    }
+}
+
+#[test]
+fn clips_of_a_table_and_of_a_manifest_are_exported_to_other_trainers() {
+    let site = site();
+    site.write("clips/metadata.csv", "path,text,motion\na.mp4,one,1.5\nb.mp4,two,7\n");
+    site.succeeds(&["data", "check", "clips", "--out", "clips.jsonl"]);
+    let export = |source, format, more: &[&str]| {
+        let args = ["data", "export", source, "--format", format, "--out", format, "--json"];
+        site.json(&[&args[..], more].concat())
+    };
+    assert_eq!(export("clips", "open-sora", &["--where", "motion > 2"])["clips"].as_u64(), Some(1));
+    let table = std::fs::read_to_string(site.root.join("open-sora/train.csv")).unwrap();
+    assert!(table.contains("score_vmafmotion") && table.lines().nth(1).unwrap().ends_with(",7"), "{table}");
+    assert_eq!(export("clips.jsonl", "videox-fun", &[])["clips"].as_u64(), Some(2));
+    // The second video has 12 frames.
+    let short = ["data", "export", "clips", "--format", "musubi", "--out", "musubi", "--frames", "33"];
+    assert_eq!(site.error(&short), (1, "too-many-dropped".into()));
+    let shown = site.succeeds(&[&short[..], &["--max-dropped", "50%"]].concat());
+    assert!(shown.contains("dataset.toml"), "{shown}");
+    for (args, expected) in [
+        (&["clips", "--format", "lerobot"][..], (2, "invalid-argument")),
+        (&["clips.jsonl", "--format", "musubi", "--where", "motion > 1"], (2, "invalid-argument")),
+        (&["clips", "--format", "musubi", "--frames", "9", "--out", "musubi"], (1, "already-exists")),
+    ] {
+        let out = if args.contains(&"--out") { &[][..] } else { &["--out", "other"] };
+        let (code, error) = site.error(&[&["data", "export"], args, out].concat());
+        assert_eq!((code, error.as_str()), expected, "{args:?}");
     }
 }
 

@@ -14,6 +14,7 @@ pub mod cut;
 mod each_file;
 mod encode;
 mod encoders;
+pub mod export;
 mod filter;
 mod import;
 mod index;

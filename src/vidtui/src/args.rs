@@ -286,6 +286,7 @@ impl Command {
             Self::Data(DataCommand::Check(args)) => args.output.json,
             Self::Data(DataCommand::Cut(args)) => args.output.json,
             Self::Data(DataCommand::Score(args)) => args.output.json,
+            Self::Data(DataCommand::Export(args)) => args.output.json,
             Self::Data(DataCommand::Import(args)) => args.output.json,
             Self::Data(DataCommand::Buckets(args)) => args.output.json,
             Self::Data(DataCommand::Show(args)) => args.output.json,

@@ -11,6 +11,7 @@ mod tests;
 mod text;
 
 use crate::each_file::{OnProgress, TICK, cache_folder, interrupted};
+use crate::export::KeptColumns;
 use crate::layouts::{SourceListing, SourceRequest, nothing_left, read_source};
 use crate::{Assigner, ClipManifest, ManifestHeader};
 use camino::Utf8PathBuf;
@@ -86,6 +87,8 @@ pub struct Checked {
     pub manifest: ClipManifest,
     /// The facts and counts.
     pub report: Report,
+    /// The values that the source keeps of each clip.
+    pub kept: KeptColumns,
 }
 
 /// Checks a data set. Probes run on all cores. Each result is cached at once, so an interrupted check can continue.
@@ -118,7 +121,8 @@ pub fn check(request: &CheckRequest<'_>, on_progress: OnProgress<'_>) -> Result<
     }
     manifest.assign(request.buckets.as_ref());
     let report = Report::new(&manifest, &source, &probed, request);
-    Ok(Checked { manifest, report })
+    let rows = source.rows.into_iter().map(|row| row.kept).collect();
+    Ok(Checked { manifest, report, kept: KeptColumns { names: source.fields.kept, rows } })
 }
 
 /// Reads the source in another thread, so that the check can be interrupted while a disk does not respond.

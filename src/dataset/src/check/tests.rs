@@ -643,7 +643,7 @@ fn conditions_on_measured_numbers_leave_out_clips_and_are_recorded() {
     let clips = |conditions: &str| {
         let mut request = site.request();
         request.source.filter = Some(conditions.parse().unwrap());
-        let Checked { manifest, report } = super::check(&request, &mut |_| ControlFlow::Continue(()))?;
+        let Checked { manifest, report, .. } = super::check(&request, &mut |_| ControlFlow::Continue(()))?;
         assert_eq!(manifest.header.conditions, conditions);
         assert_eq!((report.left_out, report.clips), (3 - manifest.clips.len(), manifest.clips.len()));
         Ok::<_, Failure>(manifest.clips.into_iter().map(|clip| clip.id).collect::<Vec<_>>())
@@ -668,7 +668,7 @@ fn captions_are_written_by_a_template_and_a_missing_value_names_its_row() {
     };
     // A clip that cannot be used needs no value.
     let template = "sks {caption} motion score: {motion:.1f}, {fps} FPS";
-    let Checked { manifest, report } = check(template).unwrap();
+    let Checked { manifest, report, .. } = check(template).unwrap();
     let caption = "sks a cat motion score: 1.2, 25 FPS";
     assert_eq!((manifest.clips[0].caption.as_str(), manifest.header.caption.as_str()), (caption, template));
     assert_eq!(report.template, Some([template.to_owned(), caption.to_owned()]));

@@ -16,6 +16,9 @@ pub enum DataCommand {
     Cut(DataCutArgs),
     /// Measures motion, brightness, sharpness, black and frozen frames, black bars and near duplicates, and writes them into a table
     Score(DataScoreArgs),
+    /// Writes the tables and folders that other trainers read: Open-Sora, finetrainers, VideoX-Fun, musubi-tuner, diffusion-pipe and
+    /// ttt-video-dit
+    Export(DataExportArgs),
     /// Imports latents that ttt-video-dit, finetrainers or cogvideox-factory prepared. Runs no code of their pickles
     Import(DataImportArgs),
     /// Shows the clips, sizes and failures of a data set of latents, or one clip with its tensors, frames and caption
@@ -170,6 +173,39 @@ pub struct DataScoreArgs {
     #[command(flatten)]
     pub listed: ListedArgs,
     /// Replaces an existing table
+    #[arg(long)]
+    pub force: bool,
+    #[command(flatten)]
+    pub output: JsonArgs,
+}
+
+/// `vidtui data export`.
+#[derive(Debug, Arguments)]
+pub struct DataExportArgs {
+    /// A folder or table of videos, which is checked first, or the manifest that `vidtui data check` wrote
+    pub source: Utf8PathBuf,
+    /// The trainer: open-sora, finetrainers, videox-fun, musubi, diffusion-pipe or ttt-video-dit
+    #[arg(long, value_name = "TRAINER", value_parser = str::parse::<dataset::export::ExportFormat>)]
+    pub format: dataset::export::ExportFormat,
+    /// The folder to write to. Videos stay where they are; ttt-video-dit gets converted ones
+    #[arg(long, value_name = "DIR")]
+    pub out: Utf8PathBuf,
+    #[command(flatten)]
+    pub listed: ListedArgs,
+    /// Frames that the trainer takes of a clip. Shorter clips are dropped [default: any for open-sora and videox-fun, 3 s per segment for
+    /// ttt-video-dit, otherwise 49]
+    #[arg(long, value_name = "N")]
+    pub frames: Option<usize>,
+    /// Height that the trainer scales to, for its configuration [default: 480]
+    #[arg(long, value_name = "PIXELS", requires = "width")]
+    pub height: Option<usize>,
+    /// Width that the trainer scales to [default: 720]
+    #[arg(long, value_name = "PIXELS", requires = "height")]
+    pub width: Option<usize>,
+    /// Largest share of clips that may be dropped; a larger share is a failure
+    #[arg(long, value_name = "SHARE", default_value = "5%", value_parser = share)]
+    pub max_dropped: f64,
+    /// Replaces existing tables
     #[arg(long)]
     pub force: bool,
     #[command(flatten)]

@@ -96,7 +96,8 @@ pub fn run(workspace: &Workspace, args: &DataBucketsArgs) -> Result<(), CommandE
         }
         (None, false) => {
             let buckets = Some(assigner.clone());
-            let wanted = Wanted { frames: None, size: None, buckets, tokens: CAPTION_TOKENS, tokenizer: None };
+            let wanted =
+                Wanted { frames: None, size: None, buckets, tokens: CAPTION_TOKENS, tokenizer: None, keep_all: false };
             let mut transfer = Transfer::begin();
             let checked = check_source(&args.source, &args.listed, &wanted, &mut |step| transfer.step(step));
             transfer.end();

@@ -34,11 +34,12 @@ pub fn run(workspace: &Workspace, args: &DataCheckArgs) -> Result<(), CommandErr
         buckets,
         tokens: args.max_tokens,
         tokenizer: args.tokenizer.as_deref(),
+        keep_all: false,
     };
     let mut transfer = Transfer::begin();
     let checked = check_source(&args.source, &args.listed, &wanted, &mut |step| transfer.step(step));
     transfer.end();
-    let Checked { manifest, report } = checked?;
+    let Checked { manifest, report, .. } = checked?;
     // Write the manifest of a rejected data set too, because it lists the reasons.
     if let Some(out) = &args.out {
         manifest.write(out)?;
@@ -75,6 +76,8 @@ pub struct Wanted<'a> {
     pub tokens: usize,
     /// The folder of the tokenizer, if tokens are counted.
     pub tokenizer: Option<&'a Utf8Path>,
+    /// Whether the values of all columns of a table are kept.
+    pub keep_all: bool,
 }
 
 /// Returns how a folder or a table is read.
@@ -101,7 +104,7 @@ pub fn check_source(
     wanted: &Wanted<'_>,
     progress: OnStep<'_>,
 ) -> Result<Checked, CommandError> {
-    let source = source_request(source, listed);
+    let source = SourceRequest { keep_all: wanted.keep_all, ..source_request(source, listed) };
     let tokenizer = wanted.tokenizer.map(tokenizer::Tokenizer::open).transpose()?;
     let count = tokenizer.map(|tokenizer| move |text: &str| tokenizer.count(text));
     let request = CheckRequest {

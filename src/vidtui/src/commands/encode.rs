@@ -220,8 +220,9 @@ fn check(
         buckets,
         tokens: encode.text_len,
         tokenizer: Some(&tokenizer),
+        keep_all: false,
     };
-    let Checked { manifest, report } = check_source(&args.source, &args.listed, &wanted, progress)?;
+    let Checked { manifest, report, .. } = check_source(&args.source, &args.listed, &wanted, progress)?;
     manifest.write(&encode.manifest)?;
     manifest.refuse_if_dropped(encode.max_dropped)?;
     Ok(report)

@@ -11,6 +11,7 @@ mod data;
 mod data_buckets;
 mod data_check;
 mod data_cut;
+mod data_export;
 mod data_score;
 mod data_show;
 mod data_verify;
@@ -98,6 +99,7 @@ pub fn run(args: &Args) -> Result<End, CommandError> {
         Command::Data(DataCommand::Check(args)) => data_check::run(&workspace, args),
         Command::Data(DataCommand::Cut(args)) => data_cut::run(args),
         Command::Data(DataCommand::Score(args)) => data_score::run(args),
+        Command::Data(DataCommand::Export(args)) => data_export::run(args),
         Command::Data(DataCommand::Import(args)) => data::import(args),
         Command::Data(DataCommand::Show(args)) => data_show::run(args),
         Command::Data(DataCommand::Buckets(args)) => data_buckets::run(&workspace, args),

@@ -1,0 +1,65 @@
+//! `vidtui data export`: writes the tables and folders that other trainers read.
+
+use crate::args::DataExportArgs;
+use crate::command_error::CommandError;
+use crate::commands::data_check::{Wanted, check_source};
+use crate::commands::transfer::{Measure, Step, Transfer};
+use crate::output::{self, note};
+use dataset::check::{CAPTION_TOKENS, Checked};
+use dataset::export::{ExportRequest, KeptColumns, export};
+use dataset::{Clip, ClipManifest};
+use std::ops::ControlFlow;
+use video::Programs;
+
+/// Checks the clips, and writes the files of the trainer.
+pub fn run(args: &DataExportArgs) -> Result<(), CommandError> {
+    let mut transfer = Transfer::begin();
+    let done = check_and_export(args, &mut |step| transfer.step(step));
+    transfer.end();
+    let exported = done?;
+    if args.output.json {
+        return output::json(&exported);
+    }
+    if exported.left_out > 0 {
+        let count = units::counted(exported.left_out, "picture or folder of frames");
+        note!("left out: {count}, which this trainer does not read");
+    }
+    note!("{}; {}", units::counted(exported.clips, "clip"), exported.next);
+    exported.files.iter().try_for_each(|file| output::line(file.as_str()))
+}
+
+fn check_and_export(
+    args: &DataExportArgs,
+    progress: &mut dyn FnMut(Step<'_>) -> ControlFlow<()>,
+) -> Result<dataset::export::Exported, CommandError> {
+    let (mut manifest, kept) = match ClipManifest::is_one(&args.source) {
+        true => {
+            args.listed.refuse_with_manifest(&args.source)?;
+            (ClipManifest::read(&args.source)?, KeptColumns::default())
+        }
+        false => {
+            let size = args.height.zip(args.width).map(<[usize; 2]>::from);
+            let wanted =
+                Wanted { frames: None, size, buckets: None, tokens: CAPTION_TOKENS, tokenizer: None, keep_all: true };
+            let Checked { manifest, kept, .. } = check_source(&args.source, &args.listed, &wanted, progress)?;
+            (manifest, kept)
+        }
+    };
+    let segments = manifest.usable().map(|clip: &Clip| clip.captions().count()).max().unwrap_or(1);
+    if let Some(choice) = args.format.choice(args.frames, segments) {
+        manifest.exclude_short(&choice);
+    }
+    manifest.refuse_if_dropped(args.max_dropped)?;
+    let request = ExportRequest {
+        format: args.format,
+        out: args.out.clone(),
+        frames: args.frames,
+        size: args.height.zip(args.width).map(<[usize; 2]>::from),
+        force: args.force,
+        programs: Programs::default(),
+    };
+    Ok(export(&request, &manifest, &kept, &mut |at| {
+        let (done, total) = (at.done as u64, at.total as u64);
+        progress(Step { phase: "converting", done, total, measure: Measure::Items("video") })
+    })?)
+}
