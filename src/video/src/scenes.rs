@@ -23,6 +23,8 @@ const BLACK: u32 = 24;
 const SAMPLE_SIDE: usize = 1280;
 /// The codecs whose packets an mp4 holds.
 const IN_MP4: [&str; 5] = ["h264", "hevc", "av1", "vp9", "mpeg4"];
+/// The options of the first of the [`ENCODERS`] for a clip: fast, and of a quality that survives the encoding of a training.
+const X264_OPTIONS: &[&str] = &["-preset", "veryfast", "-crf", "12"];
 /// The maximum number of bytes of the reports of progress of one clip, which suffices for days.
 const MAX_REPORTS: usize = 64 << 20;
 /// The largest difference of a frame's time in a written clip, in seconds: half a unit of the coarsest usual time base, that of Matroska.
@@ -31,8 +33,11 @@ const TIME_SLACK_S: f64 = 6e-4;
 /// What the filters of ffmpeg measured in a frame.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct FrameChange {
-    /// The score of ffmpeg's filter `scdet`, 0 to 100: the mean difference of luma to the frame before in percent, or how much this
-    /// difference itself changed if that is less. It is high at a cut, and low in steady motion.
+    /// How much more the frame differs from the frame before than the two frames before or after it do, 0 to 100. It is high at a cut, and
+    /// low in steady motion.
+    ///
+    /// The score of the filter `scdet` considers only the frame before: it misses a cut from strong motion to a still picture, and a cut to
+    /// strong motion scores twice.
     pub score: f64,
     /// The mean difference of luma to the frame before in percent.
     pub difference: f64,
@@ -228,7 +233,7 @@ impl Programs {
                 if num == 1 {
                     command.args(["-video_track_timescale", &den.to_string()]);
                 }
-                command.args(["-c:v", encoder]).args(options);
+                command.args(["-c:v", encoder]).args(if encoder == "libx264" { X264_OPTIONS } else { options });
                 let Some(complaints) = self.write_part(command, source, part)? else {
                     if seek.is_some() && self.same_frames(source, frames, part).is_err() {
                         break;
@@ -327,7 +332,6 @@ impl Measured {
         if let Some(change) = self.frame.map(|at| &mut self.changes[at]) {
             let value = value.parse().unwrap_or_default();
             match key {
-                "lavfi.scd.score" => change.score = value,
                 "lavfi.scd.mafd" => change.difference = value,
                 "lavfi.blackframe.pblack" => change.black = value,
                 "lavfi.vmafmotion.score" => change.motion = value,
@@ -337,13 +341,29 @@ impl Measured {
         true
     }
 
-    fn done(self, source: &VideoFile) -> Result<Vec<FrameChange>, Failure> {
+    fn done(mut self, source: &VideoFile) -> Result<Vec<FrameChange>, Failure> {
         if self.count == source.pts.len() {
+            score(&mut self.changes);
             return Ok(self.changes);
         }
         let why = format!("{} of its {} frames are decoded", self.count, source.pts.len());
         Err(damaged(&source.path, why).into())
     }
+}
+
+/// Computes the scores of all frames from their differences.
+fn score(changes: &mut [FrameChange]) {
+    // The first frame has no frame before it.
+    let difference = |frame: usize| changes.get(frame).filter(|_| frame > 0).map(|change| change.difference);
+    let largest = |frames: [Option<usize>; 2]| frames.into_iter().flatten().filter_map(difference).reduce(f64::max);
+    let score = |frame: usize| {
+        let before = largest([frame.checked_sub(1), frame.checked_sub(2)]);
+        let after = largest([Some(frame + 1), Some(frame + 2)]);
+        let usual = before.into_iter().chain(after).reduce(f64::min).unwrap_or(0.0);
+        difference(frame).map_or(0.0, |difference| (difference - usual).max(0.0))
+    };
+    let scores: Vec<f64> = (0..changes.len()).map(score).collect();
+    changes.iter_mut().zip(scores).for_each(|(change, score)| change.score = score);
 }
 
 /// Returns a size within a square, with the same ratio. A smaller size stays.
@@ -360,4 +380,35 @@ fn luma(rgb: &[u8]) -> Vec<u8> {
         (0.2126 * red + 0.7152 * green + 0.0722 * blue).round() as u8
     };
     rgb.as_chunks::<3>().0.iter().map(of).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn scored(differences: &[f64]) -> Vec<f64> {
+        let of = |difference: &f64| FrameChange { difference: *difference, ..FrameChange::default() };
+        let mut changes: Vec<FrameChange> = differences.iter().map(of).collect();
+        score(&mut changes);
+        changes.iter().map(|change| change.score).collect()
+    }
+
+    #[test]
+    fn a_cut_scores_high_on_one_frame_and_steady_motion_does_not() {
+        assert_eq!(scored(&[0.0, 1.0, 1.0, 31.0, 1.0, 1.0]), [0.0, 0.0, 0.0, 30.0, 0.0, 0.0]);
+        // From a still picture to strong motion, and back.
+        assert_eq!(scored(&[0.0, 0.0, 0.0, 50.0, 40.0, 40.0, 40.0]), [0.0, 0.0, 0.0, 50.0, 0.0, 0.0, 0.0]);
+        assert_eq!(scored(&[0.0, 40.0, 40.0, 40.0, 35.0, 0.0, 0.0]), [0.0, 0.0, 0.0, 5.0, 35.0, 0.0, 0.0]);
+        // Every second frame of an animation repeats the one before.
+        assert_eq!(scored(&[0.0, 0.0, 12.0, 0.0, 12.0, 0.0, 12.0, 0.0, 12.0])[3..7], [0.0; 4]);
+        assert_eq!((scored(&[0.0]), scored(&[0.0, 20.0])), (vec![0.0], vec![0.0, 20.0]));
+    }
+
+    #[test]
+    fn sizes_are_scaled_down_only() {
+        assert_eq!(
+            (within(1920, 1080, 1280), within(640, 360, 1280), within(1, 5000, 1280)),
+            ((1280, 720), (640, 360), (1, 1280))
+        );
+    }
 }

@@ -151,7 +151,7 @@ fn check(rules: &CutRules) -> Result<(), Failure> {
         return refuse(
             format!("cannot use --threshold {threshold}"),
             "a score is from 0 to 100",
-            "for example: --threshold 10",
+            "for example: --threshold 8",
         );
     }
     if !seconds(min_s) || !seconds(margin_s) || max_s.is_some_and(|max_s| !seconds(max_s) || max_s == 0.0) {

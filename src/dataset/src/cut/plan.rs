@@ -24,7 +24,7 @@ pub struct CutRules {
 
 impl Default for CutRules {
     fn default() -> Self {
-        Self { threshold: 10.0, min_s: 1.0, max_s: None, margin_s: 0.0 }
+        Self { threshold: 8.0, min_s: 1.0, max_s: None, margin_s: 0.0 }
     }
 }
 

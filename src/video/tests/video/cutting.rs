@@ -66,16 +66,18 @@ fn a_clip_has_exactly_its_frames_and_is_copied_between_keyframes() {
     ];
     for (name, path) in sources {
         let source = programs().open(&path).unwrap();
-        for (range, cutting) in [
-            (0..12, Cutting::Copied),
+        let ranges = [
             (24..48, Cutting::Copied),
+            (25..48, Cutting::Encoded),
             (96..100, Cutting::Copied),
+            (91..100, Cutting::Encoded),
+            (0..12, Cutting::Copied),
             (0..100, Cutting::Copied),
             (24..47, Cutting::Encoded),
-            (25..48, Cutting::Encoded),
             (5..6, Cutting::Encoded),
-            (91..100, Cutting::Encoded),
-        ] {
+        ];
+        // The first ones are those in which containers differ.
+        for (range, cutting) in ranges.into_iter().take(if name == "mp4" { 8 } else { 3 }) {
             let to = folder.join(format!("{name}-{}.mp4", range.start * 1000 + range.end));
             let done = programs().cut(&source, range.clone(), &to).unwrap();
             if name != "avi" {

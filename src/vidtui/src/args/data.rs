@@ -146,7 +146,7 @@ pub struct DataCutArgs {
     /// The folder of the clips and of their table cuts.csv. No file in it is replaced
     #[arg(long, value_name = "CLIPS")]
     pub out: Utf8PathBuf,
-    /// Score from which a frame begins a scene, 0 to 100: that of ffmpeg's filter scdet
+    /// Score from which a frame begins a scene, 0 to 100: the change of luma in percent beyond that of the frames around it
     #[arg(long, value_name = "SCORE", default_value_t = dataset::cut::CutRules::default().threshold)]
     pub threshold: f64,
     /// Leaves out shorter scenes
@@ -192,8 +192,8 @@ pub struct DataExportArgs {
     pub out: Utf8PathBuf,
     #[command(flatten)]
     pub listed: ListedArgs,
-    /// Frames that the trainer takes of a clip. Shorter clips are dropped [default: any for open-sora and videox-fun, 3 s per segment for
-    /// ttt-video-dit, otherwise 49]
+    /// Frames that the trainer takes of a clip. Shorter clips are dropped [default: any for open-sora and videox-fun, 49 for finetrainers,
+    /// musubi and diffusion-pipe]
     #[arg(long, value_name = "N")]
     pub frames: Option<usize>,
     /// Height that the trainer scales to, for its configuration [default: 480]

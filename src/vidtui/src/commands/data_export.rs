@@ -6,13 +6,20 @@ use crate::commands::data_check::{Wanted, check_source};
 use crate::commands::transfer::{Measure, Step, Transfer};
 use crate::output::{self, note};
 use dataset::check::{CAPTION_TOKENS, Checked};
-use dataset::export::{ExportRequest, KeptColumns, export};
+use dataset::export::{ExportFormat, ExportRequest, KeptColumns, export};
 use dataset::{Clip, ClipManifest};
+use rundir::{ErrorCode, Failure};
 use std::ops::ControlFlow;
 use video::Programs;
 
 /// Checks the clips, and writes the files of the trainer.
 pub fn run(args: &DataExportArgs) -> Result<(), CommandError> {
+    if args.format == ExportFormat::TttVideoDit && (args.frames.is_some() || args.height.is_some()) {
+        let option = if args.frames.is_some() { "--frames" } else { "--height" };
+        let why = "the videos of ttt-video-dit have 480 × 720 pixels, 16 frames per second and 3 s per caption";
+        let what = format!("cannot use {option}");
+        return Err(CommandError::request(Failure::new(ErrorCode::InvalidArgument, what, why, "leave it out")));
+    }
     let mut transfer = Transfer::begin();
     let done = check_and_export(args, &mut |step| transfer.step(step));
     transfer.end();
