@@ -6,13 +6,16 @@
 //! ├── snapshots/COMMIT/vae/config.json -> ../../../blobs/HASH
 //! └── refs/main                                the commit
 //! ```
+//!
+//! The folder of a data set begins with `datasets--`.
 
+use crate::kind::Kind;
 use camino::{Utf8Path, Utf8PathBuf};
 use failure::{ErrorCode, Failure, FileError};
 use std::fs::{self, File};
 use std::io;
 
-/// The folder of one model in the cache.
+/// The folder of one model or data set in the cache.
 #[derive(Debug, Clone)]
 pub struct Cache {
     hub: Utf8PathBuf,
@@ -20,12 +23,12 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// Prepares access to the cache folder of a model such as `zai-org/CogVideoX-5b`. `hub` holds all models.
-    pub fn new(hub: &Utf8Path, model: &str) -> Self {
-        Self { hub: hub.to_owned(), name: format!("models--{}", model.replace('/', "--")) }
+    /// Prepares access to the cache folder of a model or a data set such as `zai-org/CogVideoX-5b`. `hub` holds all of them.
+    pub fn new(hub: &Utf8Path, kind: Kind, name: &str) -> Self {
+        Self { hub: hub.to_owned(), name: format!("{}--{}", kind.plural(), name.replace('/', "--")) }
     }
 
-    /// Returns the folder of the model.
+    /// Returns the folder of the model or data set.
     pub fn folder(&self) -> Utf8PathBuf {
         self.hub.join(&self.name)
     }

@@ -1,6 +1,7 @@
 //! HTTP requests to the Hub, with redirects, timeouts, and errors with a hint.
 
 use crate::Settings;
+use crate::kind::Kind;
 use failure::{ErrorCode, Failure};
 use std::io;
 use std::time::Duration;
@@ -13,11 +14,12 @@ const REDIRECTS: usize = 10;
 /// The time limit for a connection attempt.
 const CONNECT: Duration = Duration::from_secs(20);
 
-/// A client of one model.
+/// A client of one model or data set.
 pub(crate) struct Client<'a> {
     agent: Agent,
     settings: &'a Settings,
-    model: &'a str,
+    pub kind: Kind,
+    pub name: &'a str,
 }
 
 /// Why a request failed.
@@ -37,7 +39,7 @@ impl RequestError {
 }
 
 impl<'a> Client<'a> {
-    pub(crate) fn new(settings: &'a Settings, model: &'a str) -> Self {
+    pub(crate) fn new(settings: &'a Settings, kind: Kind, name: &'a str) -> Self {
         // Use the root certificates of the system: clusters add the certificates of their proxies to them.
         let tls = TlsConfig::builder().provider(TlsProvider::Rustls).root_certs(RootCerts::PlatformVerifier).build();
         // Proxies come from HTTPS_PROXY, HTTP_PROXY, ALL_PROXY and NO_PROXY.
@@ -53,7 +55,12 @@ impl<'a> Client<'a> {
             .timeout_recv_response(Some(settings.silent_limit))
             .timeout_per_read(Some(settings.silent_limit))
             .build();
-        Self { agent: Agent::new_with_config(config), settings, model }
+        Self { agent: Agent::new_with_config(config), settings, kind, name }
+    }
+
+    /// Returns the path of the page, below the endpoint.
+    pub(crate) fn page(&self) -> String {
+        format!("{}{}", self.kind.prefix(), self.name)
     }
 
     /// Requests a path below the endpoint, beginning at a byte. The token goes to the endpoint only, not to other
@@ -118,11 +125,15 @@ impl<'a> Client<'a> {
             |name: &str| response.headers().get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
         let (code, message) = (header("x-error-code"), header("x-error-message"));
         let Settings { endpoint, token, .. } = self.settings;
-        let model = self.model;
-        let what = format!("cannot download {model}");
+        let (name, noun, page) = (self.name, self.kind.noun(), self.page());
+        let what = format!("cannot download {name}");
         let why = |text: &str| {
             let detail = if message.is_empty() { String::new() } else { format!(": {message}") };
             format!("{endpoint} answered {status}: {text}{detail}")
+        };
+        let other = match self.kind {
+            Kind::Model => "a data set needs --dataset",
+            Kind::Dataset => "a model is downloaded without --dataset",
         };
         let set = "export HF_TOKEN=… with a token of https://huggingface.co/settings/tokens";
         let lasting = |error: ErrorCode, text: &str, fix: String| {
@@ -130,34 +141,39 @@ impl<'a> Client<'a> {
         };
         match (status, code, token) {
             (_, "GatedRepo", None) => {
-                let fix = format!("accept the licence at {endpoint}/{model}, then {set}");
-                lasting(ErrorCode::PermissionDenied, "the model is gated, and HF_TOKEN is not set", fix)
+                let fix = format!("accept the licence at {endpoint}/{page}, then {set}");
+                lasting(ErrorCode::PermissionDenied, &format!("the {noun} is gated, and HF_TOKEN is not set"), fix)
             }
             (_, "GatedRepo", Some(_)) => {
-                let fix = format!("accept the licence at {endpoint}/{model} with the account of the token");
-                lasting(ErrorCode::PermissionDenied, "the model is gated, and your account has no access", fix)
+                let fix = format!("accept the licence at {endpoint}/{page} with the account of the token");
+                lasting(
+                    ErrorCode::PermissionDenied,
+                    &format!("the {noun} is gated, and your account has no access"),
+                    fix,
+                )
             }
             // Without a token, the Hub also returns 401 for models that do not exist.
             (401, "RepoNotFound", None) => {
-                let fix = format!("check the name at {endpoint}/{model}; if the model is private or gated, {set}");
-                lasting(ErrorCode::NotFound, "there is no such model, or it is private", fix)
+                let fix =
+                    format!("check the name at {endpoint}/{page}; if the {noun} is private or gated, {set}; {other}");
+                lasting(ErrorCode::NotFound, &format!("there is no such {noun}, or it is private"), fix)
             }
             (401 | 403, _, Some(_)) => {
                 let fix =
-                    format!("check HF_TOKEN: it may be expired, or its account may lack access to {endpoint}/{model}");
+                    format!("check HF_TOKEN: it may be expired, or its account may lack access to {endpoint}/{page}");
                 lasting(ErrorCode::PermissionDenied, "the token is not accepted", fix)
             }
             (401 | 403, _, None) => {
-                let fix = format!("accept the licence at {endpoint}/{model} if it has one, then {set}");
+                let fix = format!("accept the licence at {endpoint}/{page} if it has one, then {set}");
                 lasting(ErrorCode::PermissionDenied, "a token is needed, and HF_TOKEN is not set", fix)
             }
             (404, "RevisionNotFound", _) => {
-                let fix = format!("list the branches and tags at {endpoint}/{model}/tree/main");
+                let fix = format!("list the branches and tags at {endpoint}/{page}/tree/main");
                 lasting(ErrorCode::NotFound, "there is no such revision", fix)
             }
             (404 | 410, ..) => {
-                let fix = format!("check the name at {endpoint}/{model}; it has the form OWNER/NAME");
-                lasting(ErrorCode::NotFound, "there is no such model or file", fix)
+                let fix = format!("check the name at {endpoint}/{page}; it has the form OWNER/NAME; {other}");
+                lasting(ErrorCode::NotFound, &format!("there is no such {noun} or file"), fix)
             }
             (408 | 429 | 500..=599, ..) => RequestError::Transient(Failure::new(
                 ErrorCode::HubFailed,

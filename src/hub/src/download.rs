@@ -26,7 +26,6 @@ pub(crate) struct Download<'a> {
     pub client: &'a Client<'a>,
     pub settings: &'a Settings,
     pub cache: &'a Cache,
-    pub model: &'a str,
     pub commit: &'a str,
     pub file: &'a ListedFile,
 }
@@ -65,7 +64,7 @@ impl Download<'_> {
             let _ = fs::remove_file(&path);
             return Err(Failure::new(
                 ErrorCode::DownloadDamaged,
-                format!("{} of {} was damaged in the download", self.file.path, self.model),
+                format!("{} of {} was damaged in the download", self.file.path, self.client.name),
                 format!("its hash is {found}, the Hub lists {digits}; the file was removed"),
                 "run the command again; if it repeats, check the disk, the proxy and HF_ENDPOINT",
             ));
@@ -108,7 +107,7 @@ impl Download<'_> {
         on_bytes: OnBytes<'_>,
     ) -> Result<(), RequestError> {
         let lasting = |error| RequestError::Lasting(FileError::io("write", path, error).into());
-        let url = format!("/{}/resolve/{}/{}", encoded(self.model), self.commit, encoded(&self.file.path));
+        let url = format!("/{}/resolve/{}/{}", encoded(&self.client.page()), self.commit, encoded(&self.file.path));
         let mut response = self.client.get(&url, *done)?;
         // If the server does not support ranges or rejects this range, start at the first byte.
         let is_rest = response.status() == 206 && starts_at(&response) == Some(*done);

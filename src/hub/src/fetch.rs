@@ -4,6 +4,7 @@ use crate::Settings;
 use crate::cache::{Cache, create_parent};
 use crate::client::{Client, RequestError};
 use crate::download::{Download, interrupted, wait};
+use crate::kind::Kind;
 use crate::listing::{ListedFile, Listing};
 use crate::select::select;
 use camino::{Utf8Path, Utf8PathBuf};
@@ -17,14 +18,16 @@ use std::ops::ControlFlow;
 /// The free space that is left on the disk for other programs.
 const SPARE: u64 = 64 << 20;
 
-/// A request to download files of a model.
-#[derive(Debug, Clone)]
+/// A request to download files of a model or a data set.
+#[derive(Debug, Clone, Default)]
 pub struct FetchRequest {
+    /// What the repository holds.
+    pub kind: Kind,
     /// `OWNER/NAME`.
     pub model: String,
     /// A branch, a tag or a commit.
     pub revision: String,
-    /// Files, folders, or patterns with `*`. Empty: all files except documentation, images and videos.
+    /// Files, folders, or patterns with `*`. Empty: all files of a data set; all files of a model except documentation, images and videos.
     pub files: Vec<String>,
 }
 
@@ -41,7 +44,7 @@ pub struct FetchProgress<'a> {
     pub total: u64,
 }
 
-/// A model in the cache.
+/// A model or a data set in the cache.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Fetched {
     /// The folder of the files.
@@ -56,7 +59,7 @@ pub struct Fetched {
     pub downloaded: usize,
 }
 
-/// Downloads the requested files of a model that are missing in the cache.
+/// Downloads the requested files of a model or a data set that are missing in the cache.
 ///
 /// # Errors
 /// `HubUnreachable`, `HubFailed`, `NotFound`, `PermissionDenied` (gated or private), `DiskFull`, `DownloadDamaged`,
@@ -67,16 +70,16 @@ pub fn fetch(
     settings: &Settings,
     on_progress: &mut dyn FnMut(FetchProgress<'_>) -> ControlFlow<()>,
 ) -> Result<Fetched, Failure> {
-    let FetchRequest { model, revision, files } = request;
-    check_names(model, revision)?;
-    let cache = Cache::new(&settings.cache, model);
+    let FetchRequest { kind, model, revision, files } = request;
+    check_names(*kind, model, revision)?;
+    let cache = Cache::new(&settings.cache, *kind, model);
     if settings.offline {
         return offline(&cache, request);
     }
-    let client = Client::new(settings, model);
+    let client = Client::new(settings, *kind, model);
     let mut began = || on_progress(FetchProgress { file: "", verifies: false, done: 0, total: 0 });
-    let listing = retried(settings, &mut began, &mut || Listing::request(&client, model, revision))?;
-    let wanted = select(model, &listing.files, files)?;
+    let listing = retried(settings, &mut began, &mut || Listing::request(&client, revision))?;
+    let wanted = select(*kind, model, &listing.files, files)?;
     let missing: Vec<&ListedFile> = wanted.iter().filter(|file| !is_there(&cache, file)).collect();
     check_room(&cache, &missing)?;
     let total = wanted.iter().map(|file| file.size).sum();
@@ -85,7 +88,7 @@ pub fn fetch(
     for file in &missing {
         // Two files with the same bytes have one blob.
         if downloaded.insert(file.expected.digits()) {
-            let download = Download { client: &client, settings, cache: &cache, model, commit: &listing.commit, file };
+            let download = Download { client: &client, settings, cache: &cache, commit: &listing.commit, file };
             download.run(&mut |done, verifies| {
                 on_progress(FetchProgress { file: &file.path, verifies, done: before + done, total })
             })?;
@@ -128,7 +131,7 @@ fn is_there(cache: &Cache, file: &ListedFile) -> bool {
     fs::metadata(cache.blob(file.expected.digits())).is_ok_and(|blob| blob.len() == file.size)
 }
 
-fn check_names(model: &str, revision: &str) -> Result<(), Failure> {
+fn check_names(kind: Kind, model: &str, revision: &str) -> Result<(), Failure> {
     let is_name = |part: &str| {
         let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
         !part.is_empty() && !part.starts_with('.') && !part.contains("..") && part.bytes().all(is_plain)
@@ -137,8 +140,11 @@ fn check_names(model: &str, revision: &str) -> Result<(), Failure> {
         return Err(Failure::new(
             ErrorCode::InvalidArgument,
             format!("cannot download '{model}'"),
-            "the name of a model has the form OWNER/NAME",
-            "for example: vidtui fetch zai-org/CogVideoX-5b",
+            format!("the name of a {} has the form OWNER/NAME", kind.noun()),
+            match kind {
+                Kind::Model => "for example: vidtui fetch zai-org/CogVideoX-5b",
+                Kind::Dataset => "for example: vidtui fetch --dataset finetrainers/cakeify-smol",
+            },
         ));
     }
     if revision.split('/').all(is_name) {

@@ -1,6 +1,7 @@
 //! Finds the command that downloads missing weights, and the folder of downloaded weights.
 
 use crate::Cache;
+use crate::kind::Kind;
 use camino::{Utf8Path, Utf8PathBuf};
 
 /// The models whose owner, zai-org, may be omitted.
@@ -26,7 +27,7 @@ pub fn fetch_command(named: &str) -> Option<String> {
 /// Returns the folder of a downloaded model in a cache. Accepts the same names as [`fetch_command`].
 pub fn fetched(named: &str, cache: &Utf8Path) -> Option<Utf8PathBuf> {
     let model = fetch_command(named)?.rsplit(' ').next()?.to_owned();
-    let cache = Cache::new(cache, &model);
+    let cache = Cache::new(cache, Kind::Model, &model);
     Some(cache.snapshot(&cache.commit("main")?)).filter(|folder| folder.is_dir())
 }
 

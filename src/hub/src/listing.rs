@@ -1,4 +1,4 @@
-//! The files of a model at a revision, with their sizes and hashes.
+//! The files of a model or a data set at a revision, with their sizes and hashes.
 
 use crate::client::{Client, RequestError, encoded};
 use crate::hash::Expected;
@@ -51,13 +51,16 @@ struct Lfs {
 
 impl Listing {
     /// Requests the list of files from the Hub.
-    pub(crate) fn request(client: &Client<'_>, model: &str, revision: &str) -> Result<Self, RequestError> {
+    pub(crate) fn request(client: &Client<'_>, revision: &str) -> Result<Self, RequestError> {
         // Encode slashes, because a slash in a branch name is part of the name.
         let revision = encoded(revision).replace('/', "%2F");
-        let mut response = client.get(&format!("/api/models/{}/revision/{revision}?blobs=true", encoded(model)), 0)?;
+        let mut response = client.get(
+            &format!("/api/{}/{}/revision/{revision}?blobs=true", client.kind.plural(), encoded(client.name)),
+            0,
+        )?;
         let text = response.body_mut().with_config().limit(LARGEST).read_to_string();
         let text = text.map_err(|error| client.broken(&error.into_io()))?;
-        Self::read(model, &text).map_err(RequestError::Lasting)
+        Self::read(client.name, &text).map_err(RequestError::Lasting)
     }
 
     fn read(model: &str, text: &str) -> Result<Self, Failure> {

@@ -1,5 +1,6 @@
-//! Selects the files of a model to download.
+//! Selects the files of a model or a data set to download.
 
+use crate::kind::Kind;
 use crate::listing::ListedFile;
 use failure::{ErrorCode, Failure};
 
@@ -7,12 +8,18 @@ use failure::{ErrorCode, Failure};
 const FOR_PEOPLE: [&str; 10] =
     [".md", ".gitattributes", ".png", ".jpg", ".jpeg", ".gif", ".webp", ".mp4", ".pdf", ".svg"];
 
-/// Returns the files that match a pattern; without patterns, all files except those in [`FOR_PEOPLE`].
-pub(crate) fn select(model: &str, files: &[ListedFile], patterns: &[String]) -> Result<Vec<ListedFile>, Failure> {
+/// Returns the files that match a pattern; without patterns, all files of a data set, and all files of a model except those in
+/// [`FOR_PEOPLE`].
+pub(crate) fn select(
+    kind: Kind,
+    model: &str,
+    files: &[ListedFile],
+    patterns: &[String],
+) -> Result<Vec<ListedFile>, Failure> {
     if patterns.is_empty() {
         let wanted = |file: &&ListedFile| {
             let name = file.path.to_lowercase();
-            !FOR_PEOPLE.iter().any(|ending| name.ends_with(ending))
+            kind == Kind::Dataset || !FOR_PEOPLE.iter().any(|ending| name.ends_with(ending))
         };
         return Ok(files.iter().filter(wanted).cloned().collect());
     }

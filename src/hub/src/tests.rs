@@ -97,7 +97,7 @@ impl Hub {
     }
 
     fn model(&self) -> Utf8PathBuf {
-        Cache::new(&self.cache(), MODEL).folder()
+        Cache::new(&self.cache(), Kind::Model, MODEL).folder()
     }
 
     fn large(&self) -> Vec<u8> {
@@ -112,7 +112,7 @@ impl Hub {
 
 fn request(files: &[&str]) -> FetchRequest {
     let files = files.iter().map(|file| (*file).to_owned()).collect();
-    FetchRequest { model: MODEL.into(), revision: "main".into(), files }
+    FetchRequest { model: MODEL.into(), revision: "main".into(), files, ..FetchRequest::default() }
 }
 
 fn digits(expected: Expected, bytes: &[u8]) -> String {
@@ -342,10 +342,28 @@ fn a_missing_file_is_reported_with_the_nearest_name() {
 fn two_downloads_of_the_same_file_do_not_mix() {
     let hub = Hub::new();
     let digits = digits(Expected::Sha256(String::new()), &hub.large());
-    let lock = Cache::new(&hub.cache(), MODEL).lock(&digits).unwrap();
+    let lock = Cache::new(&hub.cache(), Kind::Model, MODEL).lock(&digits).unwrap();
     assert_eq!(hub.fetch(&["vae"]).unwrap_err().code, ErrorCode::AlreadyExists);
     drop(lock);
     hub.fetch(&["vae"]).unwrap();
+}
+
+#[test]
+fn a_data_set_is_downloaded_with_its_videos_and_pictures_into_its_own_folder() {
+    let hub = Hub::new();
+    hub.change(|world| _ = world.files.insert("videos/a.mp4".into(), b"a video".to_vec()));
+    let request = FetchRequest { kind: Kind::Dataset, model: "owner/clips".into(), ..request(&[]) };
+    let fetched = fetch(&request, &hub.settings(), &mut |_| ControlFlow::Continue(())).unwrap();
+    assert_eq!(fetched.files, 5);
+    assert_eq!(fetched.folder, hub.cache().join(format!("datasets--owner--clips/snapshots/{COMMIT}")));
+    assert_eq!(fs::read(fetched.folder.join("videos/a.mp4")).unwrap(), b"a video");
+    let paths: Vec<String> = hub.world.lock().unwrap().to_hub.iter().map(|request| request.path.clone()).collect();
+    assert!(paths[0].starts_with("/api/datasets/owner/clips/revision/main"), "{paths:?}");
+    assert!(paths[1..].iter().all(|path| path.starts_with("/datasets/owner/clips/resolve/")), "{paths:?}");
+    // The name of a model is not that of a data set.
+    hub.change(|world| world.refuses = Some((404, "RepoNotFound", 1)));
+    let failure = fetch(&request, &hub.settings(), &mut |_| ControlFlow::Continue(())).unwrap_err();
+    assert!(failure.code == ErrorCode::NotFound && failure.fix.contains("without --dataset"), "{failure}");
 }
 
 #[test]
@@ -354,7 +372,7 @@ fn names_that_are_not_of_models_are_refused() {
     for (model, revision) in
         [("CogVideoX", "main"), ("a/b/c", "main"), ("../b", "main"), ("a/..", "main"), (MODEL, ""), (MODEL, "a/../b")]
     {
-        let request = FetchRequest { model: model.into(), revision: revision.into(), files: vec![] };
+        let request = FetchRequest { model: model.into(), revision: revision.into(), ..FetchRequest::default() };
         let failure = fetch(&request, &hub.settings(), &mut |_| ControlFlow::Continue(())).unwrap_err();
         assert_eq!(failure.code, ErrorCode::InvalidArgument, "{model} {revision}");
     }

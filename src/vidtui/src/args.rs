@@ -234,7 +234,7 @@ pub enum Command {
     /// Prepares data sets
     #[command(subcommand)]
     Data(DataCommand),
-    /// Downloads a model from the Hugging Face Hub and prints its folder
+    /// Downloads a model or a data set from the Hugging Face Hub and prints its folder
     Fetch(FetchArgs),
     /// Converts weights to a checkpoint, a diffusers model or a LoRA adapter
     Convert(ConvertArgs),

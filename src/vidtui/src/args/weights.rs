@@ -12,8 +12,11 @@ use clap::Args as Arguments;
 pub struct FetchArgs {
     /// OWNER/NAME, for example zai-org/CogVideoX-5b
     pub model: String,
-    /// Files, folders, or patterns such as 'vae/*.json' [default: all except documents and pictures]
+    /// Files, folders, or patterns such as 'vae/*.json' [default: all; of a model all except documents and pictures]
     pub files: Vec<String>,
+    /// Downloads a data set in place of a model
+    #[arg(long)]
+    pub dataset: bool,
     /// A branch, a tag or a commit
     #[arg(long, default_value = "main", value_name = "NAME")]
     pub revision: String,

@@ -1,16 +1,17 @@
-//! `vidtui fetch`: downloads a model from the Hugging Face Hub.
+//! `vidtui fetch`: downloads a model or a data set from the Hugging Face Hub.
 
 use crate::args::FetchArgs;
 use crate::command_error::CommandError;
 use crate::commands::transfer::{Measure, Step, Transfer};
 use crate::output::{self, note};
-use hub::{FetchRequest, Settings, fetch};
+use hub::{FetchRequest, Kind, Settings, fetch};
 use rundir::ErrorCode;
 
-/// Downloads a model and prints its folder.
+/// Downloads a model or a data set, and prints its folder.
 pub fn run(args: &FetchArgs) -> Result<(), CommandError> {
-    let FetchArgs { model, files, revision, cache, .. } = args;
-    let request = FetchRequest { model: model.clone(), revision: revision.clone(), files: files.clone() };
+    let FetchArgs { model, files, dataset, revision, cache, .. } = args;
+    let kind = if *dataset { Kind::Dataset } else { Kind::Model };
+    let request = FetchRequest { kind, model: model.clone(), revision: revision.clone(), files: files.clone() };
     let mut settings = Settings::from_environment(&|name| std::env::var(name).ok()).map_err(CommandError::request)?;
     if let Some(cache) = cache {
         settings.cache.clone_from(cache);
