@@ -42,6 +42,9 @@ fn decode(path: &Utf8Path, root: &Utf8Path, request: &SourceRequest) -> Result<R
     // Other columns may have the bytes of the videos.
     let (numbers, kept) = (those(is_number), those(|field| is_number(field) || is_text(field)));
     let mut all = TableReader::begin(path, root, &names, (&numbers, &kept), request)?;
+    if schema.get_fields().iter().any(|field| field.name() == all.video_column() && !field.is_primitive()) {
+        return Err(of_bytes(path, all.video_column()));
+    }
     let name = path.file_name().unwrap_or_default();
     all.check(stated_rows(file.metadata(), &all), 0)?;
     let read =
@@ -53,6 +56,17 @@ fn decode(path: &Utf8Path, root: &Utf8Path, request: &SourceRequest) -> Result<R
         all.add(&format!("{name} row {}", at + 1), &values)?;
     }
     Ok(all.done())
+}
+
+/// Makes the error for a table with the videos themselves, as Hugging Face's datasets write them.
+fn of_bytes(path: &Utf8Path, column: &str) -> Failure {
+    invalid(
+        format!("cannot read {path}"),
+        format!("its column '{column}' holds the bytes of videos, and a table must name files"),
+        format!(
+            "write the bytes of each row to a file, and a table of the files; in Python: open(name, \"wb\").write(row[\"{column}\"][\"bytes\"])"
+        ),
+    )
 }
 
 /// Returns whether a column holds one number per row.
@@ -129,6 +143,7 @@ fn cell(field: &Field) -> Cell {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::Arc;
 
     #[test]
     fn a_table_that_the_library_cannot_decode_is_refused() {
@@ -138,6 +153,21 @@ mod tests {
             let refused = read(entry.path(), Utf8Path::new(""), &SourceRequest::default()).unwrap_err();
             assert!(refused.what.contains(entry.file_name()), "{refused}");
         }
+    }
+
+    #[test]
+    fn a_table_with_the_bytes_of_videos_is_refused_before_they_are_read() {
+        let schema = "message clips {
+            optional group video { optional binary bytes; optional binary path (UTF8); }
+            optional binary caption (UTF8);
+        }";
+        let schema = parquet::schema::parser::parse_message_type(schema).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let path = Utf8Path::from_path(folder.path()).unwrap().join("clips.parquet");
+        let file = std::fs::File::create(&path).unwrap();
+        parquet::file::writer::SerializedFileWriter::new(file, schema.into(), Arc::default()).unwrap().close().unwrap();
+        let refused = read(&path, Utf8Path::new(""), &SourceRequest::default()).unwrap_err();
+        assert!(refused.why.contains("'video' holds the bytes"), "{refused}");
     }
 
     #[test]

@@ -285,6 +285,11 @@ impl<'a> TableReader<'a> {
         self.columns.all().chain(self.fields.names())
     }
 
+    /// Returns the column with the paths of the videos.
+    pub(super) fn video_column(&self) -> &str {
+        &self.columns.video
+    }
+
     /// Checks the numbers of a table that states them.
     pub(super) fn check(&self, rows: u64, bytes: u64) -> Result<(), Failure> {
         self.rows.check(rows, bytes)
