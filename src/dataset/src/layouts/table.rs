@@ -238,6 +238,8 @@ pub(super) struct TableReader<'a> {
     columns: Columns,
     fields: Fields,
     rows: Rows<'a>,
+    /// The rows that were read, including those that conditions left out.
+    read: u64,
 }
 
 /// A table that was read.
@@ -265,7 +267,7 @@ impl<'a> TableReader<'a> {
         let shown = numbers.iter().filter(|name| columns.all().all(|known| known != name.as_str()));
         let keep = kept.iter().filter(|name| columns.read_otherwise().all(|known| known != name.as_str()));
         let fields = Fields::begin(path, names, shown, keep, request)?;
-        Ok(Self { root, columns, fields, rows: Rows::of(path) })
+        Ok(Self { root, columns, fields, rows: Rows::of(path), read: 0 })
     }
 
     /// Begins to read a table that has only a column of videos and one of captions.
@@ -277,7 +279,7 @@ impl<'a> TableReader<'a> {
     ) -> Result<Self, Failure> {
         let names: Vec<String> = std::iter::once(&columns.video).chain(&columns.captions).cloned().collect();
         let fields = Fields::begin(path, &names, std::iter::empty(), std::iter::empty(), request)?;
-        Ok(Self { root, columns, fields, rows: Rows::of(path) })
+        Ok(Self { root, columns, fields, rows: Rows::of(path), read: 0 })
     }
 
     /// Returns the names of all columns that are read.
@@ -297,6 +299,8 @@ impl<'a> TableReader<'a> {
 
     /// Reads a row of the table, unless it does not meet the conditions.
     pub(super) fn add(&mut self, origin: &str, values: &dyn Values) -> Result<(), Failure> {
+        self.read += 1;
+        self.rows.check(self.read, 0)?;
         match self.fields.read(self.rows.path, origin, values)? {
             Some(kept) => self.rows.add(rows(self.root, &self.columns, origin, &kept, values)),
             None => Ok(()),
