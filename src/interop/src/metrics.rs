@@ -3,41 +3,10 @@
 //! A series whose name is in the table becomes a metric. All others keep their own names.
 
 use crate::{Log, Point};
-use rundir::MetricSample;
+use rundir::{MetricSample, NAMED_SERIES, NamedSeries};
 use std::collections::BTreeMap;
 
 type Set = fn(&mut MetricSample, f64);
-
-/// The metrics that a series can become: the name of the metric, the names of series in other trainers by descending preference,
-/// and the field. A series with the name of the metric itself is preferred to all of them.
-const METRICS: [(&str, &[&str], Set); 17] = [
-    ("loss", &["train/loss", "train_loss", "training/loss", "loss/train", "train/train_loss"], |s, v| s.loss = Some(v)),
-    ("grad_norm", &["train/grad_norm", "train/grad-norm", "gradient_norm", "optim/grad_norm"], |s, v| {
-        s.grad_norm = Some(v)
-    }),
-    ("weight_norm", &[], |s, v| s.weight_norm = Some(v)),
-    ("lr", &["train/lr", "learning_rate", "train/learning_rate", "train_lr", "optim/lr"], |s, v| s.lr = v),
-    ("lr_ttt", &[], |s, v| s.lr_ttt = Some(v)),
-    ("step_s", &["step_time", "train/step_time"], |s, v| s.step_s = v),
-    ("data_s", &[], |s, v| s.data_s = v),
-    ("forward_s", &[], |s, v| s.forward_s = v),
-    ("backward_s", &[], |s, v| s.backward_s = v),
-    ("optimizer_s", &[], |s, v| s.optimizer_s = v),
-    ("checkpoint_s", &[], |s, v| s.checkpoint_s = v),
-    ("samples_per_s", &[], |s, v| s.samples_per_s = v),
-    ("tokens_per_s", &[], |s, v| s.tokens_per_s = v),
-    ("epoch", &["train/epoch"], |s, v| s.epoch = Some(v)),
-    ("tflops", &[], |s, v| s.tflops = v),
-    // A fraction. Values above 1 are percentages, which nanoGPT logs.
-    ("mfu", &[], |s, v| s.mfu = Some(if v > 1.0 { v / 100.0 } else { v })),
-    (
-        "validation_loss",
-        &["val/loss", "val_loss", "eval/loss", "eval_loss", "valid/loss", "validation/loss"],
-        |s, v| {
-            s.validation_loss = Some(v);
-        },
-    ),
-];
 
 /// The steps of a log as metrics.
 #[derive(Debug, Clone, PartialEq)]
@@ -53,11 +22,11 @@ pub struct Mapped {
 /// Converts a log into one sample per step. A value that is not finite becomes a gap; charts mark gaps of the loss.
 pub fn map_metrics(log: &Log) -> Mapped {
     let (mut metrics, mut of_series) = (BTreeMap::new(), BTreeMap::new());
-    for (name, aliases, set) in METRICS {
-        let mut names = std::iter::once(name).chain(aliases.iter().copied());
+    for NamedSeries { metric, aliases, set } in &NAMED_SERIES {
+        let mut names = std::iter::once(*metric).chain(aliases.iter().copied());
         if let Some(tag) = names.find(|tag| !log.points(tag).is_empty()) {
-            metrics.insert(name, tag.to_owned());
-            of_series.insert(tag, set);
+            metrics.insert(*metric, tag.to_owned());
+            of_series.insert(tag, *set);
         }
     }
     let series: Vec<(&str, &[Point], Option<Set>)> =
@@ -157,8 +126,8 @@ mod tests {
 
     #[test]
     fn every_metric_is_one_of_the_table_and_its_own_series_is_read_again() {
-        for (name, aliases, _) in METRICS {
-            for tag in std::iter::once(&name).chain(aliases) {
+        for NamedSeries { metric: name, aliases, .. } in &NAMED_SERIES {
+            for tag in std::iter::once(name).chain(*aliases) {
                 let mapped = map_metrics(&log(&[(tag, 3, 0.5)]));
                 assert_eq!(value(name, &mapped.samples[0]), Some(0.5), "{tag}");
                 assert!(mapped.others.is_empty());
