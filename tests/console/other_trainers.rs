@@ -272,6 +272,52 @@ fn a_kill_ends_workers_in_other_sessions_when_their_supervisor_is_gone() {
 }
 
 #[test]
+fn the_steps_of_an_unknown_program_are_recognized_in_its_log() {
+    let site = site();
+    // A loop of accelerate with a bar of tqdm, which is redrawn after carriage returns.
+    script(
+        &site,
+        "#!/usr/bin/env bash\n\
+         echo \"loads, output is unbuffered: $PYTHONUNBUFFERED\"\n\
+         printf 'Caching latents: 50%%|##  | 5/10 [00:01<00:01,  5.00it/s, loss=9.0]\\n'\n\
+         for step in $(seq 1 20); do\n\
+         printf '\\rSteps: %d%%|##  | %d/20 [00:01<00:09,  0.50s/it, loss=0.%d00, lr=1e-5]' $((5 * step)) $step $((60 - step))\n\
+         done\n",
+    );
+    let auto = ["--set", "command.adapter=auto", "--set", "command.resume=[]"];
+    let run = site.succeeds(&[&["launch", "configs/own/own.toml", "--wait"], &auto[..]].concat());
+    let status = site.json(&["status", run.trim(), "--json"]);
+    assert_eq!((&status["state"], &status["step"]), (&"finished".into(), &20.into()));
+    let dir = site.runs().remove(0);
+    let metrics = runstate::recent_metrics(&dir).unwrap();
+    assert_eq!(metrics.len(), 20);
+    let last = metrics.last().unwrap();
+    assert_eq!((last.loss.map(|loss| loss as f32), last.lr, last.step_s), (Some(0.4), 1e-5, 0.5));
+    let found = rundir::read_events(&dir).unwrap().into_iter().find_map(|event| match event.kind {
+        EventKind::LogRecognized { format, metrics } => Some((format, metrics)),
+        _ => None,
+    });
+    let want = ("progress bars of tqdm named 'Steps'".to_owned(), vec!["loss".to_owned(), "lr".to_owned()]);
+    assert_eq!(found, Some(want));
+    let log = fs::read_to_string(dir.rank_log(&remote::this_node().unwrap().node, 1, 0)).unwrap();
+    assert!(log.starts_with("loads, output is unbuffered: 1"), "{log}");
+}
+
+#[test]
+fn a_program_without_steps_in_its_log_runs_with_a_warning() {
+    let site = site();
+    script(&site, "#!/usr/bin/env bash\nfor line in $(seq 1 500); do echo \"line of text $line\"; done\n");
+    let auto = ["--set", "command.adapter=auto", "--set", "command.resume=[]"];
+    site.succeeds(&[&["launch", "configs/own/own.toml", "--wait"], &auto[..]].concat());
+    let status = site.json(&["status", "latest", "--json"]);
+    assert_eq!((&status["state"], &status["step"]), (&"finished".into(), &20.into()));
+    let events = rundir::read_events(&site.runs().remove(0)).unwrap();
+    let count = |is: fn(&EventKind) -> bool| events.iter().filter(|event| is(&event.kind)).count();
+    assert_eq!(count(|kind| matches!(kind, EventKind::LogNotRecognized { .. })), 1, "{events:?}");
+    assert_eq!(count(|kind| matches!(kind, EventKind::Started { .. })), 1);
+}
+
+#[test]
 fn a_command_without_adapter_has_a_state_and_no_steps() {
     let site = site();
     script(&site, "#!/usr/bin/env bash\nuntil [ -e ../../go ]; do sleep 0.02; done\n");
@@ -281,7 +327,7 @@ fn a_command_without_adapter_has_a_state_and_no_steps() {
     let run = run.trim();
     // On a busy machine, the launch may return before the supervisor has started the command.
     site.until("the run to start", || site.json(&["status", run, "--json"])["state"] == "running");
-    assert!(site.succeeds(&["status", run]).contains("adapter = \"none\""), "the reason is shown");
+    assert!(site.succeeds(&["status", run]).contains("command.adapter"), "the reason is shown");
     assert!(site.succeeds(&["runs"]).contains("?/20"));
     site.write("go", "");
     site.until("the run to end", || site.json(&["status", run, "--json"])["state"] == "finished");

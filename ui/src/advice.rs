@@ -89,8 +89,8 @@ pub fn situation(model: &Model, row: &RunRow, width: usize) -> Vec<Line<'static>
             format!("Starting {}. {first}", units::counted(row.ranks, "rank"))
         }
         RunState::Running if row.is_stepless => {
-            "Running. Closing the console does not stop the run. There are no charts: with command.adapter = \"none\", steps are not \
-             read from the log."
+            "Running. Closing the console does not stop the run. There are no charts: no steps are read from the log of \
+             the command (command.adapter)."
                 .to_owned()
         }
         RunState::Running => {

@@ -45,6 +45,10 @@ pub fn describe(event: &Event) -> (String, Severity) {
         }
         EventKind::CheckpointFailed { failure } => (sentence(&failure.what, &failure.why), Severity::Bad),
         EventKind::CheckpointPruned { step } => (format!("old checkpoint {step} removed"), Severity::Plain),
+        EventKind::LogRecognized { format, metrics } => {
+            (format!("log recognized: {format} with {}", metrics.join(", ")), Severity::Plain)
+        }
+        EventKind::LogNotRecognized { why } => (sentence("no steps recognized in the log", why), Severity::Warn),
         EventKind::EvaluationStarted => ("evaluation started".to_owned(), Severity::Plain),
         EventKind::EvaluationEnded => ("evaluation finished".to_owned(), Severity::Plain),
         EventKind::SampleSaved { path, seconds } => {

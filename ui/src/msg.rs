@@ -262,7 +262,7 @@ pub struct RunRow {
     /// Whether the run trains with a user-supplied command instead of the embedded trainer.
     #[serde(default)]
     pub is_command: bool,
-    /// Whether the steps are unknown, because no adapter reads the log of the command.
+    /// Whether the steps are unknown: the log of the command is not read, or has none.
     #[serde(default)]
     pub is_stepless: bool,
     /// The task of the run.

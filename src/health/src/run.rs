@@ -160,7 +160,8 @@ fn not_finite_lines<'a>(evidence: &'a Evidence<'_>) -> &'a [MetricSample] {
     }
     // Most other trainers do not print the gradient norm: it is missing, not non-finite.
     let has_gradient = !evidence.facts.is_command;
-    let is_bad = |sample: &&MetricSample| sample.loss.is_none() || has_gradient && sample.grad_norm.is_none();
+    let lacks_loss = |sample: &MetricSample| sample.loss.is_none() && !sample.has_no_loss;
+    let is_bad = |sample: &&MetricSample| lacks_loss(sample) || has_gradient && sample.grad_norm.is_none();
     let bad = lines.iter().rev().take_while(is_bad).count();
     &lines[lines.len() - bad..]
 }

@@ -7,10 +7,14 @@ pub(crate) struct Bar<'a> {
     pub name: &'a str,
     /// The number of steps done.
     pub done: u64,
+    /// The number of steps in all; `None` if the bar does not show it.
+    pub total: Option<u64>,
     /// Seconds of one step; `None` before the first step.
     pub step_s: Option<f64>,
     /// The fields after the speed, such as `loss=0.21`.
     fields: Vec<(&'a str, &'a str)>,
+    /// The text after the speed, with the fields.
+    pub tail: &'a str,
 }
 
 impl<'a> Bar<'a> {
@@ -24,22 +28,26 @@ impl<'a> Bar<'a> {
         if !clock.split('<').all(is_clock) || !clock.contains([':', '?']) {
             return None;
         }
-        let (name, count) = match before.rsplit_once('|') {
+        let (name, count, total) = match before.rsplit_once('|') {
             // With a total, a name, a percentage and the bar come before the count.
             Some((drawn, count)) => {
                 let (name, _) = drawn.split_once('|')?;
                 let (name, percent) = name.rsplit_once(':').unwrap_or(("", name));
                 percent.trim().strip_suffix('%')?;
-                (name, count.split_once('/')?.0)
+                let (count, total) = count.split_once('/')?;
+                (name, count, total.trim().parse().ok())
             }
-            None => before.rsplit_once(": ").map_or(("", before), |(name, count)| (name, count)),
+            None => before.rsplit_once(": ").map_or(("", before, None), |(name, count)| (name, count, None)),
         };
+        let tail = rest.split_once(", ").map_or("", |(_, tail)| tail);
         let mut rest = rest.split(", ");
         let step_s = rest.next().and_then(step_s);
         Some(Self {
             name: name.trim(),
             done: count.trim().trim_end_matches("it").parse().ok()?,
+            total,
             step_s,
+            tail,
             fields: rest.filter_map(|field| field.split_once('=')).collect(),
         })
     }
@@ -63,12 +71,16 @@ pub(crate) fn apart(line: &str) -> Vec<&str> {
     end.map_or(vec![line], |end| vec![&line[..end], line[end..].trim()])
 }
 
-/// Reads `2.00s/it` or `4.10it/s`; `None` for the `?it/s` before the first step.
+/// Reads `2.00s/it`, `4.10it/s` or `1.5step/s`; `None` for the `?it/s` before the first step.
 fn step_s(speed: &str) -> Option<f64> {
     let speed = speed.trim();
-    let seconds = match speed.strip_suffix("s/it") {
-        Some(seconds) => seconds.parse().ok()?,
-        None => 1.0 / speed.strip_suffix("it/s")?.parse::<f64>().ok()?,
+    let end = speed.find(|c: char| !c.is_ascii_digit() && c != '.')?;
+    let (number, unit) = speed.split_at(end);
+    let number = number.parse::<f64>().ok()?;
+    let seconds = match unit.strip_prefix("s/") {
+        Some(_) => number,
+        None if unit.ends_with("/s") => 1.0 / number,
+        None => return None,
     };
     Some(seconds).filter(|seconds| seconds.is_finite())
 }

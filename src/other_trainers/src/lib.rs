@@ -5,12 +5,17 @@
 //! [`checkpoint_folders`] work for runs of any trainer; for the embedded trainer they call `rundir`.
 
 mod accelerate;
+mod adapter_reader;
+mod auto;
 mod bar;
 mod checkpoints;
 mod contents;
+mod fields;
 mod finetrainers;
 mod formats;
+mod found;
 mod lines;
+mod measured;
 mod open_sora;
 mod reader;
 mod table;
@@ -18,4 +23,4 @@ mod ttt_video_dit;
 
 pub use checkpoints::{checkpoint_folders, checkpoints, latest, latest_strict, written_over_s};
 pub use lines::clean;
-pub use reader::{LogEvent, LogReader};
+pub use reader::{LogEvent, LogReader, ReaderOptions};

@@ -8,7 +8,7 @@ use crate::{accelerate, finetrainers, open_sora, ttt_video_dit};
 /// Returns the formats of the trainer that a recipe names; `None` if the recipe names none.
 pub(crate) fn formats(trainer: OtherTrainer) -> Option<&'static Formats> {
     match trainer {
-        OtherTrainer::None => None,
+        OtherTrainer::None | OtherTrainer::Auto => None,
         OtherTrainer::OpenSora => Some(&open_sora::OPEN_SORA),
         OtherTrainer::Finetrainers => Some(&finetrainers::FINETRAINERS),
         OtherTrainer::CogvideoxFactory => Some(&accelerate::COGVIDEOX_FACTORY),

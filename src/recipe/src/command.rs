@@ -24,8 +24,9 @@ section! {
         pub per: Per = Per::Node => word::<Per>();
         /// working folder of the command; default: the run directory
         pub folder: Utf8PathBuf = Utf8PathBuf::new() => OPTIONAL_PATH;
-        /// training system of the command: decides how its log lines and checkpoint folders are read
-        pub adapter: OtherTrainer = OtherTrainer::None => word::<OtherTrainer>().on_resume(ResumeEffect::OtherRun);
+        /// how log lines and checkpoint folders are read: as those of this training system; auto: by what the first lines contain; none: not
+        /// at all
+        pub adapter: OtherTrainer = OtherTrainer::Auto => word::<OtherTrainer>().on_resume(ResumeEffect::OtherRun);
         /// folder in which the command saves checkpoints, {output} in its arguments
         pub output: String = "{run_dir}/output".to_owned()
             => TEXT.on_resume(ResumeEffect::Refused("the checkpoints of the run are in the old folder"));
@@ -69,6 +70,8 @@ words! {
 words! {
     /// The trainers whose log lines and checkpoint folders vidtui reads.
     pub enum OtherTrainer {
+        /// Any program: vidtui recognizes the steps in its log.
+        Auto = "auto",
         /// Any other program: vidtui reads neither its log nor its checkpoints.
         None = "none",
         /// Open-Sora 1.2 and 2, and Lambda's fork.
@@ -88,7 +91,7 @@ impl OtherTrainer {
     /// Returns the name of the training system; `None` for any other program.
     pub fn program(self) -> Option<&'static str> {
         Some(match self {
-            Self::None => return None,
+            Self::Auto | Self::None => return None,
             Self::OpenSora => "Open-Sora",
             Self::Finetrainers => "finetrainers",
             Self::CogvideoxFactory => "cogvideox-factory",

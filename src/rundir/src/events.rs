@@ -138,6 +138,18 @@ pub enum EventKind {
         /// The number of steps in the trace.
         steps: u64,
     },
+    /// The lines with the steps were recognized in the log of a command (`command.adapter = "auto"`).
+    LogRecognized {
+        /// What they are: `lines of torchtitan`.
+        format: String,
+        /// The values that they have.
+        metrics: Vec<String>,
+    },
+    /// The log of a command has no lines with steps so far.
+    LogNotRecognized {
+        /// What was read, and what to do.
+        why: String,
+    },
     /// An evaluation began. Training pauses until it ends.
     EvaluationStarted,
     /// The evaluation ended.
@@ -396,6 +408,8 @@ mod tests {
                 from: Some("10.0.0.9:41000".into()),
                 why: "it does not use this protocol".into(),
             },
+            EventKind::LogRecognized { format: "JSON lines".into(), metrics: vec!["loss".into(), "lr".into()] },
+            EventKind::LogNotRecognized { why: "400 lines have no step".into() },
             EventKind::EvaluationStarted,
             EventKind::EvaluationEnded,
             EventKind::LossNotFinite,

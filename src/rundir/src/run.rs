@@ -157,13 +157,17 @@ impl Run {
         Err(Failure::new(ErrorCode::RunImported, what, why, fix))
     }
 
-    /// Returns whether the steps of the run are not logged: a command trains, and no adapter reads the command's log.
-    pub fn is_stepless(&self) -> bool {
-        if self.imported.is_some() {
+    /// Returns whether the steps of the run are not logged: a command trains, and its log is not read, or no steps were recognized in it.
+    ///
+    /// * `last` — the newest logged step; 0 if there is none.
+    pub fn is_stepless(&self, last: u64) -> bool {
+        if self.imported.is_some() || !self.is_command() {
             return false;
         }
-        let adapter = self.recipe.get("command").and_then(|command| command.get("adapter")?.as_str());
-        self.is_command() && adapter.is_none_or(|adapter| adapter == "none")
+        match self.recipe.get("command").and_then(|command| command.get("adapter")?.as_str()) {
+            Some("auto") => last == 0,
+            adapter => adapter.is_none_or(|adapter| adapter == "none"),
+        }
     }
 
     /// Parses the recipe and checks every rule again.
@@ -222,10 +226,22 @@ mod tests {
         let mut imported = run();
         imported.imported = Some(Imported { from: "/logs/old".into(), tool: "W&B".into(), config: BTreeMap::new() });
         imported.recipe.insert("trainer".into(), toml::Value::String("command".into()));
-        assert!(!imported.is_stepless());
+        assert!(!imported.is_stepless(0));
         let failure = imported.refuse_if_imported("cannot resume").unwrap_err();
         assert_eq!(failure.code, ErrorCode::RunImported);
         assert!(failure.why.contains("/logs/old"), "{failure}");
+    }
+
+    #[test]
+    fn a_command_is_stepless_if_its_log_is_not_read_or_has_no_steps() {
+        let mut command = run();
+        command.recipe.insert("trainer".into(), toml::Value::String("command".into()));
+        for (adapter, stepless) in [("none", [true, true]), ("auto", [true, false]), ("open_sora", [false, false])] {
+            let section = toml::Table::from_iter([("adapter".to_owned(), toml::Value::String(adapter.into()))]);
+            command.recipe.insert("command".into(), toml::Value::Table(section));
+            assert_eq!([0, 3].map(|last| command.is_stepless(last)), stepless, "{adapter}");
+        }
+        assert!(!run().is_stepless(0));
     }
 
     #[test]

@@ -124,7 +124,7 @@ pub struct RunFacts {
     pub has_finished: bool,
     /// The nodes that other nodes recorded as lost, if the run continues without them.
     pub lost: Vec<NodeId>,
-    /// Whether its steps are not logged ([`rundir::Run::is_stepless`]).
+    /// Whether its steps are not logged, unless there is a metric ([`rundir::Run::is_stepless`]).
     pub is_stepless: bool,
     /// When the current save began.
     pub checkpointing_since: Option<f64>,
@@ -197,7 +197,7 @@ impl RunFacts {
             steps_total,
             is_command: run.is_command(),
             is_independent: run.is_independent(),
-            is_stepless: run.is_stepless(),
+            is_stepless: run.is_stepless(0),
             ..Self::default()
         }
     }

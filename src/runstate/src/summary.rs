@@ -115,10 +115,15 @@ impl RunSummary {
         self.last.as_ref().filter(|last| last.step == self.step).and_then(|last| Epochs::of(last, self.steps_total))
     }
 
+    /// Returns whether the steps of the run are not logged ([`Run::is_stepless`]).
+    pub fn is_stepless(&self) -> bool {
+        self.run.is_stepless(self.last.as_ref().map_or(0, |last| last.step))
+    }
+
     /// Returns the progress, in the unit of the run's task.
     pub fn progress(&self) -> Progress {
         let steps = (self.step, self.steps_total);
-        progress_of(self.run.task(), steps, self.items(), self.videos(), self.run.is_stepless())
+        progress_of(self.run.task(), steps, self.items(), self.videos(), self.is_stepless())
     }
 
     /// Returns why the run failed or crashed.

@@ -12,7 +12,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use camino::Utf8PathBuf;
-use other_trainers::{LogEvent, LogReader, checkpoints, written_over_s};
+use other_trainers::{LogEvent, LogReader, ReaderOptions, checkpoints, written_over_s};
 use recipe::OtherTrainer;
 use rundir::{CheckpointEntry, Event, EventKind, LineAppender, RequestSource, RunDir, RunId, StartFrom, log, now_s};
 use serde::Serialize;
@@ -117,7 +117,14 @@ impl LogWriter {
             start_step,
             world: job.attempt.placement.world(),
             log: GrowingLog::new(job.run.rank_log(&job.node, attempt, 0)),
-            reader: LogReader::new(job.recipe.command.adapter, attempt, start_step, accumulation),
+            reader: LogReader::new(ReaderOptions {
+                attempt,
+                start_step,
+                accumulation,
+                steps_total: job.attempt.steps.or_else(|| job.recipe.train.length.steps()),
+                ranks: job.attempt.placement.world(),
+                ..ReaderOptions::new(job.recipe.command.adapter)
+            }),
             metrics: open(job.run.metrics()),
             events: open(job.run.events()),
             step: start_step,
@@ -168,26 +175,36 @@ impl LogWriter {
                 LogEvent::Metric(sample) => {
                     self.step = sample.step;
                     append(&mut self.metrics, &*sample);
-                    let finite = sample.loss.is_some();
+                    self.start();
+                    let finite = sample.loss.is_some() || sample.has_no_loss;
                     if self.finite && !finite {
                         self.event(EventKind::LossNotFinite);
                     }
                     self.finite = finite;
                 }
-                LogEvent::Started if !self.started => {
-                    self.started = true;
-                    self.event(EventKind::Started { world: self.world });
-                }
+                LogEvent::Started => self.start(),
                 LogEvent::Resumed if !self.resumed => {
                     self.resumed = true;
                     self.event(EventKind::Resumed { from_step: self.start_step, of_run: self.origin.clone() });
                 }
-                LogEvent::Started | LogEvent::Resumed => {}
+                LogEvent::Resumed => {}
+                LogEvent::Recognized { format, metrics } => self.event(EventKind::LogRecognized { format, metrics }),
+                LogEvent::NotRecognized { lines, is_unordered } => {
+                    self.start();
+                    self.event(EventKind::LogNotRecognized { why: no_steps(lines, is_unordered) });
+                }
                 LogEvent::EvaluationStarted => self.event(EventKind::EvaluationStarted),
                 LogEvent::EvaluationEnded => self.event(EventKind::EvaluationEnded),
                 // The checkpoint folders have more information than these lines.
                 LogEvent::Saving | LogEvent::Saved => self.look_at_checkpoints(),
             }
+        }
+    }
+
+    /// Records the start of training, once. Programs that do not log it have started when they log a step.
+    fn start(&mut self) {
+        if !std::mem::replace(&mut self.started, true) {
+            self.event(EventKind::Started { world: self.world });
         }
     }
 
@@ -218,6 +235,19 @@ impl LogWriter {
     fn event_at(&mut self, step: u64, kind: EventKind) {
         append(&mut self.events, &Event::new(now_s(), self.attempt, Some(step), kind).by_rank(0));
     }
+}
+
+/// Returns why no steps were recognized, and what to do.
+fn no_steps(lines: u64, is_unordered: bool) -> String {
+    if is_unordered {
+        return "its dictionaries have no step, and the progress bar is not drawn between them; if the output of the program is buffered, set \
+            PYTHONUNBUFFERED = \"1\" in [env.variables]"
+            .into();
+    }
+    format!(
+        "none of the first {} has a step and a loss in a form that is known",
+        units::counted(lines as usize, "line")
+    )
 }
 
 /// The bytes of a log that grows.

@@ -126,7 +126,11 @@ impl Job {
             let threads = ("OMP_NUM_THREADS", self.threads.to_string());
             variables.extend(Some(threads).filter(|(name, _)| all.iter().all(|(other, _)| other != name)));
         }
-        if !self.is_command() {
+        if self.is_command() {
+            // Python buffers the output to a file, so that lines arrive late and in another order than those of the progress bar.
+            let unbuffered = ("PYTHONUNBUFFERED", "1".to_owned());
+            variables.extend(Some(unbuffered).filter(|(name, _)| all.iter().all(|(other, _)| other != name)));
+        } else {
             variables.extend(self.libtorch_variables(&all));
         }
         all.extend(variables.into_iter().map(|(name, value)| (name.to_owned(), value)));

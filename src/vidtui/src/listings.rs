@@ -118,7 +118,7 @@ fn row(summary: &RunSummary, facts: &RunFacts) -> RunRow {
         findings: Vec::new(),
         job: summary.job.clone(),
         is_command: run.is_command(),
-        is_stepless: run.is_stepless(),
+        is_stepless: summary.is_stepless(),
         task: run.task(),
         items: summary.items(),
         stages: summary.stages,

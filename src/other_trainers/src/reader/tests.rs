@@ -4,15 +4,19 @@ use proptest::prelude::*;
 use recipe::OtherTrainer::{self, CogvideoxFactory, Finetrainers, OpenSora, TttVideoDit, VideoxFun};
 use rundir::MetricSample;
 
-use super::{LogEvent, LogReader};
+use super::{LogEvent, LogReader, ReaderOptions};
 
 fn log(name: &str) -> Vec<u8> {
     std::fs::read(format!("../../tests/fixtures/trainer-logs/{name}.log")).unwrap()
 }
 
+fn reader(trainer: OtherTrainer, start_step: u64, accumulation: u64) -> LogReader {
+    LogReader::new(ReaderOptions { start_step, accumulation, ..ReaderOptions::new(trainer) })
+}
+
 /// Reads a log `size` bytes at a time, a second apart.
 fn read(trainer: OtherTrainer, log: &[u8], start_step: u64, size: usize) -> Vec<LogEvent> {
-    let mut reader = LogReader::new(trainer, 1, start_step, 1);
+    let mut reader = reader(trainer, start_step, 1);
     let mut now = 1000.0;
     let mut events = Vec::new();
     for piece in log.chunks(size) {
@@ -72,7 +76,7 @@ fn open_sora_1_2_logs_neither_gradient_norm_nor_learning_rate() {
 #[test]
 fn micro_batches_of_an_accumulated_batch_of_open_sora_are_one_step() {
     let log = log("open-sora-2");
-    let mut reader = LogReader::new(OpenSora, 1, 0, 2);
+    let mut reader = reader(OpenSora, 0, 2);
     let mut events = reader.read(&log, 1000.0);
     events.extend(reader.end(1001.0));
     let steps: Vec<String> = events.iter().filter(|event| matches!(event, LogEvent::Metric(_))).map(line).collect();
@@ -120,7 +124,7 @@ fn logs_that_the_programs_printed_are_read() {
 
 #[test]
 fn a_step_is_held_back_until_its_own_loss_is_shown_even_while_the_trainer_saves() {
-    let mut reader = LogReader::new(CogvideoxFactory, 1, 0, 1);
+    let mut reader = reader(CogvideoxFactory, 0, 1);
     let bar =
         |count: u64, loss: &str| format!("\rSteps:  1%|  | {count}/9 [00:05<00:40,  5.00s/it, loss={loss}, lr=1e-5]");
     let lines = |events: Vec<LogEvent>| events.iter().map(line).collect::<Vec<_>>();
@@ -152,7 +156,7 @@ fn a_log_of_ttt_video_dit_is_read() {
 
 #[test]
 fn a_bar_without_line_end_is_read_once_when_the_log_pauses() {
-    let mut reader = LogReader::new(CogvideoxFactory, 1, 0, 1);
+    let mut reader = reader(CogvideoxFactory, 0, 1);
     let bar = b"\rSteps:   0%|          | 1/9 [00:05<00:40,  5.00s/it, loss=0.5, lr=1e-5]";
     assert_eq!(reader.read(&bar[..40], 1.0), []);
     assert_eq!(reader.pause(2.0), [], "half a bar has no step");
@@ -222,7 +226,7 @@ proptest! {
         let log = log(name);
         let want = steps(&read(trainer, &log, start_step, log.len()));
         prop_assert!(!want.is_empty(), "{name} has no step");
-        let mut reader = LogReader::new(trainer, 1, start_step, 1);
+        let mut reader = reader(trainer, start_step, 1);
         let (mut events, mut rest, mut now) = (Vec::new(), &log[..], 1000.0);
         for (size, pauses) in pieces.iter().cycle() {
             let (piece, later) = rest.split_at((*size).min(rest.len()));

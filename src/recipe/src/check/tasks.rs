@@ -3,9 +3,7 @@
 use super::{Advice, around, division};
 use crate::command::{OF_WEIGHTS, Placeholders};
 use crate::nearest::nearest;
-use crate::{
-    FrameMode, LATENT_FRAMES, OtherTrainer, PIXELS, Recipe, SampleScheduler, Task, VIDEO_FRAMES, nearest_clip_frames,
-};
+use crate::{FrameMode, LATENT_FRAMES, PIXELS, Recipe, SampleScheduler, Task, VIDEO_FRAMES, nearest_clip_frames};
 
 pub(super) fn whole_latent_frames(recipe: &Recipe) -> Result<(), Advice> {
     let frames = recipe.encode.frames;
@@ -143,12 +141,15 @@ pub(super) fn known_placeholders(key: &str, words: &[String], recipe: &Recipe) -
 }
 
 pub(super) fn resume_finds_checkpoints(recipe: &Recipe) -> Result<(), Advice> {
-    if recipe.command.resume.is_empty() || recipe.command.adapter != OtherTrainer::None {
+    let adapter = recipe.command.adapter;
+    if recipe.command.resume.is_empty() || adapter.program().is_some() {
         return Ok(());
     }
     Err(Advice {
-        why: "command.resume needs a checkpoint, and vidtui cannot find checkpoints with command.adapter \"none\""
-            .into(),
+        why: format!(
+            "command.resume needs a checkpoint, and vidtui cannot find checkpoints with command.adapter \"{}\"",
+            adapter.name()
+        ),
         fix: "set command.adapter to the trainer that the command starts".into(),
     })
 }

@@ -11,7 +11,8 @@ use std::collections::BTreeMap;
 #[derive(Debug)]
 pub struct GoodputReader {
     dir: RunDir,
-    is_stepless: bool,
+    /// Whether steps are not logged, without and with a logged step.
+    is_stepless: [bool; 2],
     events: Tail<Event>,
     marks: Vec<Event>,
     /// The attempts that have ended, which do not change any more.
@@ -23,7 +24,7 @@ impl GoodputReader {
     pub fn new(dir: &RunDir, run: &Run) -> Option<Self> {
         (run.task() == Task::Train && run.imported.is_none()).then(|| Self {
             dir: dir.clone(),
-            is_stepless: run.is_stepless(),
+            is_stepless: [run.is_stepless(0), run.is_stepless(1)],
             events: Tail::new(dir.events()),
             marks: Vec::new(),
             ended: BTreeMap::new(),
@@ -63,7 +64,9 @@ impl GoodputReader {
             }
             attempts.push(times);
         }
-        let record = Record { attempts: &attempts, steps, events: &self.marks, is_stepless: self.is_stepless, is_over };
+        let has_steps = numbers.iter().any(|number| !steps.of(*number).is_empty());
+        let is_stepless = self.is_stepless[usize::from(has_steps)];
+        let record = Record { attempts: &attempts, steps, events: &self.marks, is_stepless, is_over };
         Ok((!attempts.is_empty()).then(|| goodput(&record, now_s)))
     }
 

@@ -56,7 +56,9 @@ pub fn facts(summary: &RunSummary, findings: &[Finding], goodput: Option<&Goodpu
         facts.push(("weights", format!("step {} of {}", parent.step, parent.run)));
     }
     let mut progress = match summary.progress() {
-        Progress::Unknown { .. } => "unknown, because adapter = \"none\" does not read the log of the command".into(),
+        Progress::Unknown { .. } => {
+            "unknown: no steps are read from the log of the command (see command.adapter)".into()
+        }
         Progress::Steps { step, total } => format!("{} of {}", units::grouped(step), units::grouped(total)),
         done => done.in_words(),
     };

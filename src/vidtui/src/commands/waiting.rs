@@ -90,7 +90,7 @@ fn wait(
 
 /// Returns the progress: `step 40 of 240, loss 0.1123, 2 min 10 s left`, or `1,204 of 9,849 clips · 3 failed, 37/s, 4 min left`.
 fn progress(summary: &RunSummary) -> String {
-    if summary.run.is_stepless() {
+    if summary.is_stepless() {
         return StateKind::of(&summary.state).word().to_owned();
     }
     let mut line = summary.progress().in_words();

@@ -1,0 +1,408 @@
+//! Reads the log of a program that vidtui does not know: decides by the first lines which of them have the steps, and then reads only
+//! those.
+//!
+//! A number is shown only if it is certain which step it belongs to. Lines about validation give only a validation loss, bars of other
+//! work (downloads, caches, samples) are left out, and dictionaries of Hugging Face's Trainer get the step of the bar that is redrawn
+//! after them.
+
+use crate::bar;
+use crate::formats::Phrase;
+use crate::found::{Found, Kind, find};
+use crate::lines::Lines;
+use crate::measured::Values;
+use crate::reader::{LogEvent, ReaderOptions};
+use rundir::MetricSample;
+use std::collections::BTreeMap;
+
+/// The number of lines without steps after which the reader reports that it has found none. It still looks for them.
+const FIRST_LINES: u64 = 400;
+/// The most lines that are kept until the reader has decided.
+const MOST_HELD: usize = 400;
+
+/// Phrases that many trainers log.
+const PHRASES: [(&str, Phrase); 12] = [
+    ("***** Running training *****", Phrase::Started),
+    ("Resuming from checkpoint", Phrase::Resumed),
+    ("Resuming training from checkpoint", Phrase::Resumed),
+    ("Saved state to", Phrase::Saved),
+    ("Saving model checkpoint to", Phrase::Saving),
+    ("Saving the checkpoint", Phrase::Saving),
+    ("Saving at step", Phrase::Saving),
+    ("saving checkpoint:", Phrase::Saving),
+    ("successfully saved checkpoint", Phrase::Saved),
+    ("Finished saving the checkpoint", Phrase::Saved),
+    ("***** Running Evaluation *****", Phrase::Evaluating),
+    ("Running validation", Phrase::Evaluating),
+];
+
+/// Lines of one kind that may have the steps.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct Source {
+    kind: Kind,
+    name: String,
+    /// Of a bar: bars of the same name with another total show other work.
+    total: Option<u64>,
+}
+
+impl Source {
+    fn of(found: &Found) -> Self {
+        let total = found.total.filter(|_| found.kind == Kind::Bar);
+        Self { kind: found.kind, name: found.name.clone(), total }
+    }
+
+    fn in_words(&self) -> String {
+        match (self.kind, self.name.as_str()) {
+            (Kind::Bar, name) if !name.is_empty() => format!("{} named '{name}'", self.kind.in_words()),
+            _ => self.kind.in_words().to_owned(),
+        }
+    }
+}
+
+/// What was seen of a bar.
+#[derive(Debug, Default)]
+struct BarState {
+    first: u64,
+    count: u64,
+    tail: String,
+    /// Whether the program shows new values before it raises the count, as FastVideo and ai-toolkit do. Others raise the count first.
+    values_first: bool,
+    /// Steps of earlier epochs, if the bar begins again in each.
+    offset: u64,
+}
+
+/// The lines of a source that were seen before the decision.
+#[derive(Debug, Default)]
+struct Evidence {
+    steps: u64,
+    last: u64,
+}
+
+#[derive(Debug)]
+struct Pending {
+    step: u64,
+    t: f64,
+    values: Values,
+    /// Whether the values are certainly those of the step. A bar shows a new count with the old values first.
+    is_fresh: bool,
+}
+
+/// Reads the log of an unknown program.
+#[derive(Debug)]
+pub(crate) struct AutoReader {
+    options: ReaderOptions,
+    lines: Lines,
+    lines_read: u64,
+    evidence: BTreeMap<Source, Evidence>,
+    held: Vec<(Source, u64, Found, f64)>,
+    decided: Option<Source>,
+    bars: BTreeMap<Source, BarState>,
+    /// A dictionary whose step is that of the next bar.
+    waiting: Option<(Found, f64)>,
+    /// The last bar without a loss, and the one that shows the steps of dictionaries.
+    last_bar: Option<Source>,
+    position: Option<Source>,
+    /// Whether dictionaries came without bars between them: their order in the log is then not that of the program.
+    is_unordered: bool,
+    pending: Option<Pending>,
+    /// The newest sample that was returned, and its values.
+    last: Option<(MetricSample, Values)>,
+    validation_loss: Option<f64>,
+    evaluating: bool,
+    has_reported: bool,
+}
+
+impl AutoReader {
+    pub fn new(options: ReaderOptions) -> Self {
+        Self {
+            options,
+            lines: Lines::default(),
+            lines_read: 0,
+            evidence: BTreeMap::new(),
+            held: Vec::new(),
+            decided: None,
+            bars: BTreeMap::new(),
+            waiting: None,
+            last_bar: None,
+            position: None,
+            is_unordered: false,
+            pending: None,
+            last: None,
+            validation_loss: None,
+            evaluating: false,
+            has_reported: false,
+        }
+    }
+
+    pub fn read(&mut self, bytes: &[u8], now: f64) -> Vec<LogEvent> {
+        let mut events = Vec::new();
+        for line in self.lines.push(bytes) {
+            for part in bar::apart(&line) {
+                self.read_line(part, now, &mut events);
+            }
+        }
+        events
+    }
+
+    pub fn pause(&mut self, now: f64) -> Vec<LogEvent> {
+        let mut events = Vec::new();
+        self.take_half_line(now, &mut events);
+        self.pass_on_complete(&mut events);
+        events
+    }
+
+    pub fn end(&mut self, now: f64) -> Vec<LogEvent> {
+        let mut events = Vec::new();
+        self.take_half_line(now, &mut events);
+        // A log of a single step is too short for a decision, unless only one kind of line can have it.
+        let mut sources = self.evidence.iter().filter(|(_, evidence)| evidence.steps > 0);
+        if let (None, Some((source, _)), None) = (&self.decided, sources.next(), sources.next()) {
+            self.decide(source.clone(), &mut events);
+        }
+        self.pass_on(&mut events);
+        self.report_none(&mut events);
+        events
+    }
+
+    fn take_half_line(&mut self, now: f64, events: &mut Vec<LogEvent>) {
+        // The line of a bar has no end until the bar is redrawn; the redrawn line is read again. Other lines may still grow.
+        let half = self.lines.half().and_then(|line| find(&line, self.options.ranks));
+        if let Some(found) = half.filter(|found| found.kind == Kind::Bar) {
+            self.take_found(found, now, events);
+        }
+    }
+
+    fn read_line(&mut self, line: &str, now: f64, events: &mut Vec<LogEvent>) {
+        self.lines_read += 1;
+        if let Some(found) = find(line, self.options.ranks) {
+            self.take_found(found, now, events);
+        } else if let Some((_, phrase)) = PHRASES.iter().find(|(text, _)| line.contains(text)) {
+            self.pass_on_complete(events);
+            self.take_phrase(*phrase, events);
+        }
+        if self.lines_read >= FIRST_LINES {
+            self.report_none(events);
+        }
+    }
+
+    fn take_phrase(&mut self, phrase: Phrase, events: &mut Vec<LogEvent>) {
+        match phrase {
+            Phrase::Started => events.push(LogEvent::Started),
+            Phrase::Resumed => events.push(LogEvent::Resumed),
+            Phrase::Saving => events.push(LogEvent::Saving),
+            Phrase::Saved => events.push(LogEvent::Saved),
+            Phrase::Evaluating if !std::mem::replace(&mut self.evaluating, true) => {
+                events.push(LogEvent::EvaluationStarted);
+            }
+            Phrase::Evaluating | Phrase::Evaluated => {}
+        }
+    }
+
+    /// Reports once that no line has steps.
+    fn report_none(&mut self, events: &mut Vec<LogEvent>) {
+        if self.decided.is_none() && self.lines_read > 0 && !std::mem::replace(&mut self.has_reported, true) {
+            events.push(LogEvent::NotRecognized { lines: self.lines_read, is_unordered: self.is_unordered });
+        }
+    }
+
+    fn take_found(&mut self, found: Found, now: f64, events: &mut Vec<LogEvent>) {
+        match (found.kind, found.step) {
+            (Kind::Bar, Some(count)) => self.take_bar(found, count, now, events),
+            (Kind::Dict | Kind::Json, None) => {
+                // Between two dictionaries, a program that writes in order redraws its bar.
+                let is_other = |before: &Found| before.values.loss.is_some() && before.values != found.values;
+                self.is_unordered |= self.waiting.as_ref().is_some_and(|(before, _)| is_other(before));
+                self.waiting = Some((found, now));
+            }
+            (_, Some(step)) => self.observe(Source::of(&found), step, found, true, now, events),
+            (_, None) => {}
+        }
+    }
+
+    fn take_bar(&mut self, found: Found, count: u64, now: f64, events: &mut Vec<LogEvent>) {
+        let source = Source::of(&found);
+        let start_step = self.options.start_step;
+        let is_first = !self.bars.contains_key(&source);
+        let state = self.bars.entry(source.clone()).or_insert_with(|| BarState {
+            first: count,
+            // A run that continues within a later epoch draws the bar of that epoch.
+            offset: source.total.filter(|total| *total > 0).map_or(0, |total| start_step / total * total),
+            ..BarState::default()
+        });
+        if !is_first && count < state.count && Some(state.count) == source.total {
+            state.offset += state.count;
+        }
+        let is_redrawn = state.tail != found.tail;
+        if is_redrawn && state.tail.is_empty() && !is_first {
+            state.values_first = count == state.first;
+        }
+        let ahead = u64::from(is_redrawn && state.values_first);
+        let step = state.offset + count + ahead;
+        (state.count, state.tail) = (count, found.tail.clone());
+        if found.values.loss.is_some() {
+            return self.observe(source, step, found, is_redrawn || is_first, now, events);
+        }
+        let before = self.last_bar.replace(source.clone());
+        let expected = self.position.clone().or(before);
+        if let Some((mut waiting, t)) = self.waiting.take_if(|_| expected.as_ref() == Some(&source)) {
+            waiting.values.sample.step_s = found.values.sample.step_s;
+            self.position = Some(source.clone());
+            if waiting.is_validation {
+                self.validate(Some(step), &waiting.values, events);
+            } else if !self.is_unordered {
+                self.observe(Source::of(&waiting), step, waiting, true, t, events);
+            }
+            return;
+        }
+        // A bar without a loss counts as the progress only if it has as many steps as the run.
+        if self.options.steps_total.is_some() && source.total == self.options.steps_total && count > 0 {
+            self.observe(source, step, found, true, now, events);
+        }
+    }
+
+    /// Takes a line with a step: as evidence before the decision, and for the metrics after it.
+    fn observe(
+        &mut self,
+        source: Source,
+        step: u64,
+        found: Found,
+        is_fresh: bool,
+        now: f64,
+        events: &mut Vec<LogEvent>,
+    ) {
+        if self.decided.is_some() {
+            return self.take(&source, step, found, is_fresh, now, events);
+        }
+        let evidence = self.evidence.entry(source.clone()).or_default();
+        let is_progress = source.kind == Kind::Bar;
+        let counts = (found.values.loss.is_some() || is_progress) && !found.is_validation && step > 0;
+        if counts && (evidence.steps == 0 || step > evidence.last) {
+            evidence.steps += 1;
+            evidence.last = step;
+        }
+        let steps = evidence.steps;
+        if self.held.len() >= MOST_HELD {
+            self.held.remove(0);
+        }
+        self.held.push((source.clone(), step, found, now));
+        // Text may mention a step and a loss without being the log of a step: two of them with ascending steps are.
+        // A bar without a loss may be followed by lines with one.
+        let needed = match source.kind {
+            Kind::Text => 2,
+            Kind::Bar if self.held.iter().all(|(of, _, found, _)| *of != source || found.values.loss.is_none()) => 3,
+            _ => 1,
+        };
+        if steps >= needed {
+            self.decide(source, events);
+        }
+    }
+
+    fn decide(&mut self, source: Source, events: &mut Vec<LogEvent>) {
+        let held = std::mem::take(&mut self.held);
+        let mut names: Vec<String> = Vec::new();
+        for (_, _, found, _) in held.iter().filter(|(of, ..)| *of == source) {
+            let new = found.values.names.iter().filter(|name| !names.contains(name)).cloned().collect::<Vec<_>>();
+            names.extend(new);
+        }
+        events.push(LogEvent::Recognized { format: source.in_words(), metrics: names });
+        self.decided = Some(source);
+        self.has_reported = true;
+        for (source, step, found, t) in held {
+            self.take(&source, step, found, true, t, events);
+        }
+    }
+
+    fn take(&mut self, source: &Source, step: u64, found: Found, is_fresh: bool, now: f64, events: &mut Vec<LogEvent>) {
+        if found.is_validation {
+            return self.validate(Some(step), &found.values, events);
+        }
+        let is_main = self.decided.as_ref() == Some(source);
+        let mut values = found.values;
+        // A program may repeat its last validation loss in every line.
+        if values.sample.validation_loss == self.validation_loss {
+            values.sample.validation_loss = None;
+        } else {
+            self.validation_loss = values.sample.validation_loss;
+        }
+        if !is_main {
+            // Another line about the step adds what the main line lacks.
+            values.loss = None;
+        }
+        match &mut self.pending {
+            Some(pending) if pending.step == step => {
+                pending.values.merge(values);
+                pending.is_fresh |= is_fresh;
+            }
+            Some(pending) if step < pending.step => {}
+            _ => {
+                if is_main || source.kind == Kind::DeepSpeed {
+                    self.pass_on(events);
+                    self.pending = Some(Pending { step, t: now, values, is_fresh });
+                }
+            }
+        }
+    }
+
+    /// Adds a validation loss to its step, or to the newest one.
+    fn validate(&mut self, step: Option<u64>, values: &Values, events: &mut Vec<LogEvent>) {
+        let Some(loss) = values.sample.validation_loss else { return };
+        if self.decided.is_none() || self.validation_loss == Some(loss) {
+            return;
+        }
+        let is_of = |of: u64| step.is_none_or(|step| step == of);
+        if let Some(pending) = self.pending.as_mut().filter(|pending| is_of(pending.step)) {
+            self.validation_loss = Some(loss);
+            pending.values.sample.validation_loss = Some(loss);
+        } else if let Some((sample, _)) = self.last.as_mut().filter(|(sample, _)| is_of(sample.step)) {
+            self.validation_loss = Some(loss);
+            sample.validation_loss = Some(loss);
+            // A later line of the same step replaces the earlier one.
+            events.push(LogEvent::Metric(Box::new(sample.clone())));
+        }
+    }
+
+    /// Returns the pending step, unless a later line may still change it.
+    fn pass_on_complete(&mut self, events: &mut Vec<LogEvent>) {
+        let is_progress = self.is_progress();
+        let is_complete = |pending: &Pending| pending.is_fresh && (pending.values.loss.is_some() || is_progress);
+        if self.pending.as_ref().is_some_and(is_complete) {
+            self.pass_on(events);
+        }
+    }
+
+    /// Returns whether a step without a loss counts: bars of a program without a loss show its progress. Other lines without a loss
+    /// are incomplete.
+    fn is_progress(&self) -> bool {
+        self.decided.as_ref().is_some_and(|source| source.kind == Kind::Bar)
+    }
+
+    fn pass_on(&mut self, events: &mut Vec<LogEvent>) {
+        let Some(Pending { step, t, values, .. }) = self.pending.take() else { return };
+        let before = self.last.as_ref().map_or(self.options.start_step, |(sample, _)| sample.step);
+        let has_no_loss = values.loss.is_none();
+        if step <= before || (has_no_loss && !self.is_progress()) {
+            return;
+        }
+        let mut sample = MetricSample {
+            attempt: self.options.attempt,
+            step,
+            t,
+            is_from_log: true,
+            has_no_loss,
+            loss: values.loss.filter(|loss| loss.is_finite()),
+            ..values.sample.clone()
+        };
+        if sample.step_s == 0.0
+            && let Some((last, _)) = &self.last
+        {
+            sample.step_s = (t - last.t).max(0.0) / (step - last.step) as f64;
+        }
+        if std::mem::take(&mut self.evaluating) {
+            events.push(LogEvent::EvaluationEnded);
+        }
+        events.push(LogEvent::Metric(Box::new(sample.clone())));
+        self.last = Some((sample, values));
+    }
+}
+
+#[cfg(test)]
+mod tests;

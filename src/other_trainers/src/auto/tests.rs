@@ -1,0 +1,246 @@
+//! Reads logs of `tests/fixtures/trainer-logs` and lines of other programs without the name of their trainer.
+
+use super::*;
+use proptest::prelude::*;
+use recipe::OtherTrainer;
+
+fn log(name: &str) -> Vec<u8> {
+    std::fs::read(format!("../../tests/fixtures/trainer-logs/{name}.log")).unwrap()
+}
+
+fn options() -> ReaderOptions {
+    ReaderOptions { ranks: 2, ..ReaderOptions::new(OtherTrainer::Auto) }
+}
+
+/// Reads a log `size` bytes at a time, a second apart.
+fn read(options: ReaderOptions, log: &[u8], size: usize) -> Vec<LogEvent> {
+    let mut reader = AutoReader::new(options);
+    let mut now = 1000.0;
+    let mut events = Vec::new();
+    for piece in log.chunks(size) {
+        events.extend(reader.read(piece, now));
+        now += 1.0;
+    }
+    events.extend(reader.end(now));
+    events
+}
+
+fn line(event: &LogEvent) -> String {
+    let LogEvent::Metric(sample) = event else { return format!("{event:?}") };
+    let mut text = format!("{}:", sample.step);
+    for metric in rundir::METRICS {
+        match metric.source {
+            rundir::MetricSource::Step(value, _) => {
+                if let Some(value) = value(sample) {
+                    text += &format!(" {}={}", metric.name, (value * 1e9).round() / 1e9);
+                }
+            }
+            rundir::MetricSource::PerRank(values) => {
+                for value in values(sample) {
+                    text += &format!(" {}={value}", metric.name);
+                }
+            }
+            rundir::MetricSource::Nodes { .. } => {}
+        }
+    }
+    for (name, value) in &sample.other {
+        text += &format!(" {name:?}={}", value.map_or("-".into(), |value| value.to_string()));
+    }
+    text
+}
+
+fn lines(options: ReaderOptions, log: &[u8]) -> Vec<String> {
+    read(options, log, log.len().max(1)).iter().map(line).collect()
+}
+
+fn of_text(log: &str) -> Vec<String> {
+    lines(options(), log.as_bytes())
+}
+
+/// Returns the steps and losses.
+fn losses(log: &str) -> Vec<(u64, Option<f64>)> {
+    let events = read(options(), log.as_bytes(), log.len().max(1));
+    let of =
+        |event: LogEvent| if let LogEvent::Metric(sample) = event { Some((sample.step, sample.loss)) } else { None };
+    events.into_iter().filter_map(of).collect()
+}
+
+const LOGS: [&str; 17] = [
+    "transformers-5.24.0",
+    "lightning-2.6.6",
+    "musubi-tuner",
+    "diffusion-pipe",
+    "ai-toolkit",
+    "fastvideo",
+    "diffsynth",
+    "torchtitan",
+    "megatron",
+    "nemo",
+    "nemo-bar",
+    "cogvideox-factory-sft-f476c37",
+    "videox-fun-804a425",
+    "open-sora-2",
+    "finetrainers",
+    "ttt-video-dit",
+    "cogvideox-factory-sft-f476c37-resumed",
+];
+
+fn options_of(name: &str) -> ReaderOptions {
+    let steps_total = (name == "diffsynth").then_some(6);
+    let start_step = if name.ends_with("-resumed") { 6 } else { 0 };
+    ReaderOptions { steps_total, start_step, ..options() }
+}
+
+#[test]
+fn logs_are_read_without_the_name_of_their_trainer() {
+    let read = LOGS.map(|name| {
+        let log = log(name);
+        let shown = lines(options_of(name), &log);
+        for size in [1, 7, 64] {
+            let in_pieces: Vec<String> = read(options_of(name), &log, size).iter().map(line).collect();
+            // Without a speed in the log, the time of a step is that of the clock.
+            let timeless = |lines: &[String]| {
+                let without = |line: &String| {
+                    line.split(' ').filter(|word| !word.starts_with("step_s=")).collect::<Vec<_>>().join(" ")
+                };
+                lines.iter().map(without).collect::<Vec<_>>()
+            };
+            assert_eq!(timeless(&in_pieces), timeless(&shown), "{name} in pieces of {size}");
+        }
+        format!("{name}\n{}", shown.join("\n"))
+    });
+    insta::assert_snapshot!(read.join("\n\n"));
+}
+
+#[test]
+fn a_reader_of_a_known_trainer_and_auto_read_the_same_losses() {
+    use OtherTrainer::{CogvideoxFactory, Finetrainers, OpenSora, TttVideoDit, VideoxFun};
+    for (name, trainer, start_step) in [
+        ("open-sora-2", OpenSora, 0),
+        ("finetrainers", Finetrainers, 0),
+        ("cogvideox-factory-sft-f476c37", CogvideoxFactory, 0),
+        ("videox-fun-804a425", VideoxFun, 0),
+        ("ttt-video-dit", TttVideoDit, 10),
+    ] {
+        let log = log(name);
+        let samples = |trainer| {
+            let options = ReaderOptions { start_step, ..ReaderOptions::new(trainer) };
+            let mut reader = crate::LogReader::new(options);
+            let mut events = reader.read(&log, 1000.0);
+            events.extend(reader.end(1001.0));
+            let of = |event: LogEvent| match event {
+                LogEvent::Metric(sample) => Some((sample.step, sample.loss, sample.grad_norm)),
+                _ => None,
+            };
+            events.into_iter().filter_map(of).collect::<Vec<_>>()
+        };
+        assert_eq!(samples(OtherTrainer::Auto), samples(trainer), "{name}");
+    }
+}
+
+#[test]
+fn plain_lines_are_read_in_usual_spellings() {
+    for log in [
+        "step 1 loss 0.5 lr 1e-5\nstep 2 loss 0.4 lr 1e-5\n",
+        "step: 1, loss: 0.5, lr: 1e-5\nstep: 2, loss: 0.4, lr: 1e-5\n",
+        "INFO:root:[step 1/9] loss=0.5 lr=1e-05\nINFO:root:[step 2/9] loss=0.4 lr=1e-05\n",
+        "2026-11-20 03:40:01 - train - INFO - iter 1 | train loss 0.5 | learning rate 1e-5\n2026-11-20 03:40:02 - train - INFO - iter 2 | train loss 0.4 | learning rate 1e-5\n",
+        "{\"step\": 1, \"loss\": 0.5, \"lr\": 1e-5}\n{\"step\": 2, \"loss\": 0.4, \"lr\": 1e-5}\n",
+        "{\"global_step\": 1, \"train\": {\"loss\": 0.5, \"lr\": 1e-5}}\n{\"global_step\": 2, \"train\": {\"loss\": 0.4, \"lr\": 1e-5}}\n",
+        "{'step': 1, 'loss': tensor(0.5), 'lr': 1e-5}\n{'step': 2, 'loss': '0.4', 'lr': 1e-5}\n",
+        "step 1: {'loss': 0.5, 'lr': 1e-5}\nstep 2: {'loss': 0.4, 'lr': 1e-5}\n",
+        "Epoch [1/3], Step [1/9], Loss: 0.5000, LR: 1e-5\nEpoch [1/3], Step [2/9], Loss: 0.4000, LR: 1e-5\n",
+    ] {
+        assert_eq!(losses(log), [(1, Some(0.5)), (2, Some(0.4))], "{log}");
+        assert!(of_text(log).iter().any(|line| line.contains("lr=0.00001")), "{log}");
+    }
+}
+
+#[test]
+fn units_and_own_names_are_kept() {
+    let log = "iter 1: loss 2.5, time 250.00ms, mfu 35.00%, kl_loss: 0.1, mem: 2048MiB, tok/sec: 1,250.5\n\
+               iter 2: loss 2.4, time 250.00ms, mfu 35.00%, kl_loss: 0.2, mem: 2048MiB, tok/sec: 1,250.5\n";
+    let want = "1: loss=2.5 step_s=0.25 tokens_per_s=1250.5 mfu=0.35 mem_peak_gib=2 \"kl_loss\"=0.1";
+    assert!(of_text(log).iter().any(|line| line == want), "{:?}", of_text(log));
+}
+
+#[test]
+fn numbers_that_are_no_training_steps_are_not_shown() {
+    for log in [
+        "Validation: 10%|#  | 1/10 [00:01<00:09, 1.00s/it, loss=0.4]\rValidation: 20%|#  | 2/10 [00:02<00:08, 1.00s/it, loss=0.5]\n",
+        "Caching latents: 10%|#  | 1/10 [00:01<00:09, 1.00s/it, loss=0.4]\n",
+        "val step 1 loss 0.5\nval step 2 loss 0.4\n",
+        "100%|####| 50/50 [00:10<00:00, 5.00it/s]\n",
+        "Saving checkpoint at step 500 to /out/step-500\nstep 500 took 3.5 s\n",
+        "loss 0.5\nloss 0.4\n",
+        "step 7 loss 0.5 again: step 7 loss 0.5\nstep 7 loss 0.5\nstep 3\n",
+        "ssh port 22, step 2 of the installation\n",
+        // The order of a buffered output is not that of the bar.
+        "  1%|  | 1/9 [00:01<00:09, 1.00s/it]\r  2%|  | 2/9 [00:01<00:09, 1.00s/it]\n{'loss': 0.5, 'epoch': 0.1}\n{'loss': 0.4, 'epoch': 0.2}\n  \
+         3%|  | 3/9 [00:01<00:09, 1.00s/it]\r",
+    ] {
+        let losses = losses(log);
+        // A single step at the end of a log is certain enough if no other line could have it.
+        let is_one = log.starts_with("step 7") && losses == [(7, Some(0.5))];
+        assert!(losses.is_empty() || is_one, "{log}: {losses:?}");
+    }
+}
+
+#[test]
+fn a_loss_that_is_not_finite_is_shown_as_such() {
+    let log = "step 1 loss 0.5\nstep 2 loss nan\nstep 3 loss inf\n";
+    assert_eq!(losses(log), [(1, Some(0.5)), (2, None), (3, None)]);
+    assert_eq!(losses("{\"step\": 1, \"loss\": null}\n{\"step\": 2, \"loss\": 0.5}\n"), [(1, None), (2, Some(0.5))]);
+}
+
+#[test]
+fn the_loss_of_validation_belongs_to_its_step() {
+    let log = "step 1 loss 0.5\nstep 2 loss 0.4\nvalidation step 2 loss 0.7\nstep 3 loss 0.3\n";
+    let lines = of_text(log);
+    assert!(lines.contains(&"2: loss=0.4 validation_loss=0.7".to_owned()), "{lines:?}");
+    assert!(lines.contains(&"3: loss=0.3".to_owned()), "{lines:?}");
+}
+
+#[test]
+fn a_log_without_steps_is_reported_once_and_steps_after_it_are_still_read() {
+    let mut log = "loading\n".repeat(FIRST_LINES as usize + 5);
+    let reported = |log: &str| of_text(log).iter().filter(|line| line.starts_with("NotRecognized")).count();
+    assert_eq!((reported(&log), reported("")), (1, 0));
+    log += "step 1 loss 0.5\nstep 2 loss 0.4\n";
+    assert_eq!((reported(&log), losses(&log).len()), (1, 2));
+}
+
+#[test]
+fn a_bar_with_new_values_is_returned_when_the_log_pauses() {
+    let mut reader = AutoReader::new(options());
+    let steps = |events: Vec<LogEvent>| {
+        events.iter().filter(|event| matches!(event, LogEvent::Metric(_))).map(line).collect::<Vec<_>>()
+    };
+    let bar = |count: u64, tail: &str| format!("\rSteps:  1%|  | {count}/9 [00:05<00:40,  5.00s/it{tail}]");
+    assert!(steps(reader.read([bar(0, ""), bar(1, "")].concat().as_bytes(), 1.0)).is_empty());
+    assert!(steps(reader.pause(2.0)).is_empty(), "there is no loss yet");
+    assert!(steps(reader.read(bar(1, ", loss=0.5").as_bytes(), 3.0)).is_empty());
+    assert_eq!(steps(reader.pause(4.0)), ["1: loss=0.5 step_s=5"]);
+    assert!(steps(reader.read(bar(2, ", loss=0.5").as_bytes(), 5.0)).is_empty());
+    assert!(steps(reader.pause(6.0)).is_empty(), "it is still the loss of step 1");
+    assert!(steps(reader.read(bar(2, ", loss=0.4").as_bytes(), 7.0)).is_empty());
+    assert_eq!(steps(reader.pause(8.0)), ["2: loss=0.4 step_s=5"]);
+}
+
+proptest! {
+    #[test]
+    fn each_step_is_returned_in_order_from_any_pieces_of_a_damaged_log(
+        which in 0..LOGS.len(), size in 1usize..200,
+        damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..40),
+    ) {
+        let mut log = log(LOGS[which]);
+        for (at, byte) in &damage {
+            let at = at.index(log.len());
+            log[at] = *byte;
+        }
+        let of = |event: &LogEvent| if let LogEvent::Metric(sample) = event { Some(sample.step) } else { None };
+        let steps: Vec<u64> = read(options(), &log, size).iter().filter_map(of).collect();
+        // A step is returned again when its validation loss is known.
+        prop_assert!(steps.is_sorted(), "{:?}", steps);
+    }
+}

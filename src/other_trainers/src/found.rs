@@ -1,0 +1,315 @@
+//! What a line of an unknown program's log contains: a drawing of a progress bar, a dictionary, JSON, or text with a step.
+
+use crate::bar::Bar;
+use crate::fields::{self, Field, fields};
+use crate::measured::{Meaning, Values, is_loss};
+use serde_json::Value;
+
+/// The kind of a line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Kind {
+    /// A progress bar of tqdm.
+    Bar,
+    /// A dictionary of Python, as Hugging Face's Trainer prints it.
+    Dict,
+    /// An object of JSON.
+    Json,
+    /// Lines of torchtitan.
+    Torchtitan,
+    /// Lines of Megatron-LM.
+    Megatron,
+    /// Lines of NeMo.
+    Nemo,
+    /// Lines of DeepSpeed.
+    DeepSpeed,
+    /// Other text with a step.
+    Text,
+}
+
+impl Kind {
+    /// Returns the name for users.
+    pub fn in_words(self) -> &'static str {
+        match self {
+            Self::Bar => "progress bars of tqdm",
+            Self::Dict => "Python dictionaries",
+            Self::Json => "JSON lines",
+            Self::Torchtitan => "lines of torchtitan",
+            Self::Megatron => "lines of Megatron-LM",
+            Self::Nemo => "lines of NeMo",
+            Self::DeepSpeed => "lines of DeepSpeed",
+            Self::Text => "text with steps",
+        }
+    }
+}
+
+/// What a line contains.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Found {
+    pub kind: Kind,
+    /// The text before the percentage of a bar, without its number: `Epoch` for `Epoch 3`.
+    pub name: String,
+    /// The step; of a bar its count. `None` for a dictionary without a step, which is that of the bar drawn after it.
+    pub step: Option<u64>,
+    /// The last step, if the line has it.
+    pub total: Option<u64>,
+    pub values: Values,
+    /// The fields of a bar as text, which show whether it was redrawn with new values.
+    pub tail: String,
+    /// Whether the values were measured on validation data.
+    pub is_validation: bool,
+}
+
+/// Names of steps, the most certain first.
+const STEPS: [&str; 15] = [
+    "global_step",
+    "global_steps",
+    "train/global_step",
+    "train_step",
+    "training_step",
+    "optimizer_step",
+    "step",
+    "steps",
+    "train/step",
+    "iteration",
+    "iterations",
+    "iter",
+    "iters",
+    "_step",
+    "it",
+];
+/// Words of bars that are no training steps, and of lines about validation.
+const VALIDATION: [&str; 12] = [
+    "val",
+    "valid",
+    "validate",
+    "validating",
+    "validation",
+    "eval",
+    "evaluate",
+    "evaluating",
+    "evaluation",
+    "test",
+    "testing",
+    "sanity",
+];
+const NOT_STEPS: [&str; 21] = [
+    "download",
+    "downloading",
+    "loading",
+    "load",
+    "fetching",
+    "map",
+    "filter",
+    "caching",
+    "cache",
+    "encoding",
+    "tokenizing",
+    "generating",
+    "sampling",
+    "denoising",
+    "inference",
+    "writing",
+    "saving",
+    "converting",
+    "processing",
+    "preprocessing",
+    "warmup",
+];
+
+/// Reads a line. `ranks` is the number of ranks of the run.
+pub(crate) fn find(line: &str, ranks: usize) -> Option<Found> {
+    if let Some(bar) = Bar::read(line) {
+        return of_bar(&bar);
+    }
+    of_object(line).or_else(|| of_text(line, ranks))
+}
+
+/// Returns the words of a text in lower case, without numbers.
+fn words(text: &str) -> impl Iterator<Item = String> {
+    text.split(|c: char| !c.is_alphabetic()).filter(|word| !word.is_empty()).map(str::to_lowercase)
+}
+
+fn of_bar(bar: &Bar<'_>) -> Option<Found> {
+    // A wrapper may add its own text to each line: `[08:03:35] [STDERR] steps`.
+    let name = bar.name.rsplit(']').next().unwrap_or_default().trim();
+    if words(name).any(|word| VALIDATION.contains(&word.as_str()) || NOT_STEPS.contains(&word.as_str())) {
+        return None;
+    }
+    let tail = fields(bar.tail);
+    let mut values = Values::default();
+    // In a bar, a step within the fields repeats its count, or counts from 0.
+    let measured = tail.iter().filter(|field| !STEPS.contains(&field.name.as_str()));
+    measured.for_each(|field| values.add(field, Meaning::default()));
+    if values.sample.step_s == 0.0 {
+        values.sample.step_s = bar.step_s.unwrap_or(0.0);
+    }
+    let global = tail.iter().find(|field| field.name == "global_step").and_then(Field::count);
+    let has_two = tail.iter().any(|field| field.name == "step");
+    let step = match global {
+        // Open-Sora prints both, counted from 0; NeMo's count is one less than the bar's in the first epoch.
+        Some(global) if has_two || bar.done == global + 1 => global + 1,
+        Some(global) => global,
+        None => bar.done,
+    };
+    let total = bar.total.filter(|_| global.is_none());
+    // The number of the epoch is no part of the name: `Epoch 3`, `Epoch 3/10`.
+    let is_number = |word: &str| word.bytes().all(|byte| byte.is_ascii_digit() || byte == b'/');
+    let name = name.rsplit_once(' ').filter(|(_, last)| is_number(last)).map_or(name, |(name, _)| name).to_owned();
+    Some(Found {
+        kind: Kind::Bar,
+        name,
+        step: Some(step),
+        total,
+        values,
+        tail: bar.tail.to_owned(),
+        is_validation: false,
+    })
+}
+
+/// Reads a dictionary of Python or an object of JSON at the end of a line.
+fn of_object(line: &str) -> Option<Found> {
+    if !line.ends_with('}') {
+        return None;
+    }
+    let open = line.find("{\"").into_iter().chain(line.find("{'")).min()?;
+    let (before, object) = line.split_at(open);
+    let (kind, mut found) = match serde_json::from_str::<serde_json::Map<String, Value>>(object) {
+        Ok(map) => {
+            let mut list = Vec::new();
+            flatten("", &map, 0, &mut list);
+            (Kind::Json, list)
+        }
+        Err(_) => (Kind::Dict, entries(object)?),
+    };
+    // The summary at the end of Hugging Face's Trainer has means of the whole run.
+    if found.iter().any(|field| field.name == "train_runtime") {
+        return None;
+    }
+    let mut text = fields(before);
+    text.retain(|field| STEPS.contains(&field.name.as_str()));
+    found.extend(text);
+    let step = step_of(&found);
+    let evaluated = found.iter().any(|field| field.name.starts_with("eval_") || field.name.starts_with("eval/"));
+    let has_loss = found.iter().any(|field| is_loss(&field.name));
+    let is_validation = (evaluated && !has_loss) || words(before).any(|word| VALIDATION.contains(&word.as_str()));
+    let mut values = Values::default();
+    let meaning = Meaning { is_validation, has_epochs: kind == Kind::Dict, tps: None };
+    let measured = found.iter().filter(|field| !STEPS.contains(&field.name.as_str()));
+    measured.for_each(|field| values.add(field, meaning));
+    (!values.is_empty()).then(|| Found {
+        kind,
+        name: String::new(),
+        step: step.and_then(Field::count),
+        total: None,
+        values,
+        tail: String::new(),
+        is_validation,
+    })
+}
+
+/// The depth to which the objects of a JSON line are read.
+const DEPTH: usize = 3;
+
+fn flatten(above: &str, map: &serde_json::Map<String, Value>, depth: usize, list: &mut Vec<Field>) {
+    for (key, value) in map {
+        let name = if above.is_empty() { key.to_lowercase() } else { format!("{above}/{}", key.to_lowercase()) };
+        match value {
+            Value::Number(number) => list.extend(number.as_f64().map(|value| field(&name, value, !number.is_f64()))),
+            Value::String(text) => list.extend(number(text).map(|value| field(&name, value, is_whole(text)))),
+            // JSON has no NaN: a loss that is null is not finite.
+            Value::Null if is_loss(&name) => list.push(field(&name, f64::NAN, false)),
+            Value::Object(inner) if depth < DEPTH => flatten(&name, inner, depth + 1, list),
+            _ => {}
+        }
+    }
+}
+
+/// Reads the entries of a dictionary of Python whose values are numbers, or numbers in quotes; `None` if it is not a dictionary.
+fn entries(object: &str) -> Option<Vec<Field>> {
+    let mut rest = object.strip_prefix('{')?.strip_suffix('}')?.trim();
+    let mut list = Vec::new();
+    while !rest.is_empty() {
+        let quote = rest.chars().next().filter(|quote| matches!(quote, '\'' | '"'))?;
+        let (name, after) = rest[1..].split_once(quote)?;
+        let after = after.trim_start().strip_prefix(':')?.trim_start();
+        let end = end_of_value(after);
+        let value = after[..end].trim().trim_matches(['\'', '"']);
+        list.extend(number(value).map(|number| field(&name.to_lowercase(), number, is_whole(value))));
+        rest = after[end..].trim_start_matches([',', ' ']);
+    }
+    Some(list)
+}
+
+/// Returns where a value of a dictionary ends: at the next comma outside brackets and quotes.
+fn end_of_value(text: &str) -> usize {
+    let (mut depth, mut quote) = (0usize, None);
+    for (at, c) in text.char_indices() {
+        match (quote, c) {
+            (Some(open), c) if c == open => quote = None,
+            (Some(_), _) => {}
+            (None, '\'' | '"') => quote = Some(c),
+            (None, '(' | '[' | '{') => depth += 1,
+            (None, ')' | ']' | '}') => depth = depth.saturating_sub(1),
+            (None, ',') if depth == 0 => return at,
+            _ => {}
+        }
+    }
+    text.len()
+}
+
+fn number(text: &str) -> Option<f64> {
+    let text = text.strip_prefix("tensor(").map_or(text, |rest| rest.split([',', ')']).next().unwrap_or(rest));
+    fields::parse(text.trim())
+}
+
+fn is_whole(text: &str) -> bool {
+    text.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+fn field(name: &str, value: f64, is_whole: bool) -> Field {
+    Field {
+        name: name.to_owned(),
+        last: name.to_owned(),
+        value,
+        unit: String::new(),
+        is_whole,
+        of: None,
+        is_separated: true,
+        at: 0,
+    }
+}
+
+/// Returns the field with the step.
+fn step_of(found: &[Field]) -> Option<&Field> {
+    let is_step = |field: &&Field, name: &str| (field.name == name || field.last == name) && field.count().is_some();
+    STEPS.iter().find_map(|name| found.iter().find(|field| is_step(field, name)))
+}
+
+fn of_text(line: &str, ranks: usize) -> Option<Found> {
+    // Most lines of a log have no step. This check is cheap.
+    let mentions =
+        |word: &str| line.as_bytes().windows(word.len()).any(|part| part.eq_ignore_ascii_case(word.as_bytes()));
+    if !(mentions("step") || mentions("iter")) {
+        return None;
+    }
+    let found = fields(line);
+    let step = step_of(&found)?;
+    let has = |name: &str| found.iter().any(|field| field.name == name);
+    let kind = match () {
+        () if has("consumed_samples") && has("elapsed_time_per_iteration") => Kind::Megatron,
+        () if has("consumed_samples") || has("reduced_train_loss") || has("train_step_timing_in_s") => Kind::Nemo,
+        () if has("tps") && (has("memory") || has("tflops")) => Kind::Torchtitan,
+        () if has("skipped") && has("mom") || has("iter_time") && has("samples/sec") => Kind::DeepSpeed,
+        () => Kind::Text,
+    };
+    let first = &found[0];
+    let of_name = if first == step { first.name.as_str() } else { "" };
+    let is_validation = words(&line[..first.at]).chain(words(of_name)).any(|word| VALIDATION.contains(&word.as_str()));
+    let mut values = Values::default();
+    let tps = (kind == Kind::Torchtitan).then_some(ranks.max(1) as f64);
+    let meaning = Meaning { tps, is_validation, has_epochs: false };
+    let measured = found.iter().filter(|field| *field != step && !STEPS.contains(&field.name.as_str()));
+    measured.for_each(|field| values.add(field, meaning));
+    let (name, total, tail) = (step.last.clone(), step.of, String::new());
+    (!values.is_empty()).then(|| Found { kind, name, step: step.count(), total, values, tail, is_validation })
+}
