@@ -304,6 +304,34 @@ fn the_steps_of_an_unknown_program_are_recognized_in_its_log() {
 }
 
 #[test]
+fn a_check_of_a_log_prints_what_each_line_yields() {
+    let site = site();
+    site.write("train.log", "loads\nloads\nit 7 of 9, total 0.5\nit 8 of 9, total 0.25\n");
+    let none = site.json(&["check", "--log", "train.log", "--json"]);
+    assert_eq!((&none["lines"], &none["recognized"], &none["steps"]), (&4.into(), &serde_json::Value::Null, &0.into()));
+    assert!(site.succeeds(&["check", "--log", "train.log"]).contains("command.patterns"), "the hint names the way out");
+    let set = |name: &str| format!("command.patterns=[{{match = 'it (?P<step>\\d+) of \\d+, {name} (?P<loss>\\S+)'}}]");
+    let with = |name: &str| {
+        let (set, recipe) = (set(name), "configs/own/own.toml");
+        let sets = ["--set", "command.adapter=auto", "--set", "command.resume=[]", "--set", &set];
+        [&["check", recipe, "--log", "train.log"], &sets[..]]
+            .concat()
+            .into_iter()
+            .map(str::to_owned)
+            .collect::<Vec<_>>()
+    };
+    let args = with("total");
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    let read = site.json(&[&args[..], &["--json"]].concat());
+    let first = &read["yields"][0];
+    assert_eq!((&first["line"], &first["kind"], &first["step"]), (&3.into(), &"pattern".into(), &7.into()));
+    assert_eq!(first["values"], serde_json::json!([["loss", 0.5]]));
+    assert_eq!((&read["first_step"], &read["last_step"]), (&7.into(), &8.into()));
+    assert_eq!(site.error(&["check", "--log", "nowhere.log"]).1, "not-found");
+    assert_eq!(site.error(&["check", "--json"]).0, 2, "a recipe or a log is required");
+}
+
+#[test]
 fn a_program_without_steps_in_its_log_runs_with_a_warning() {
     let site = site();
     script(&site, "#!/usr/bin/env bash\nfor line in $(seq 1 500); do echo \"line of text $line\"; done\n");

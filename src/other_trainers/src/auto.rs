@@ -7,7 +7,7 @@
 
 use crate::bar;
 use crate::formats::Phrase;
-use crate::found::{Found, Kind, find};
+use crate::found::{Found, Kind, find, find_by};
 use crate::lines::Lines;
 use crate::measured::Values;
 use crate::reader::{LogEvent, ReaderOptions};
@@ -95,6 +95,8 @@ pub(crate) struct AutoReader {
     evidence: BTreeMap<Source, Evidence>,
     held: Vec<(Source, u64, Found, f64)>,
     decided: Option<Source>,
+    /// Whether a bar without a loss was decided for.
+    is_provisional: bool,
     bars: BTreeMap<Source, BarState>,
     /// A dictionary whose step is that of the next bar.
     waiting: Option<(Found, f64)>,
@@ -120,6 +122,7 @@ impl AutoReader {
             evidence: BTreeMap::new(),
             held: Vec::new(),
             decided: None,
+            is_provisional: false,
             bars: BTreeMap::new(),
             waiting: None,
             last_bar: None,
@@ -173,7 +176,9 @@ impl AutoReader {
 
     fn read_line(&mut self, line: &str, now: f64, events: &mut Vec<LogEvent>) {
         self.lines_read += 1;
-        if let Some(found) = find(line, self.options.ranks) {
+        if let Some(found) = find_by(&self.options.patterns, line) {
+            self.take_by_pattern(found, now, events);
+        } else if let Some(found) = find(line, self.options.ranks) {
             self.take_found(found, now, events);
         } else if let Some((_, phrase)) = PHRASES.iter().find(|(text, _)| line.contains(text)) {
             self.pass_on_complete(events);
@@ -216,6 +221,28 @@ impl AutoReader {
             (_, Some(step)) => self.observe(Source::of(&found), step, found, true, now, events),
             (_, None) => {}
         }
+    }
+
+    fn take_by_pattern(&mut self, found: Found, now: f64, events: &mut Vec<LogEvent>) {
+        match found.step {
+            Some(step) => self.observe(Source::of(&found), step, found, true, now, events),
+            // A line without a step belongs to the newest one.
+            None => {
+                if let Some(pending) = &mut self.pending {
+                    pending.values.merge(found.values);
+                } else if let Some((sample, mut values)) = self.last.take() {
+                    values.merge(found.values);
+                    let sample = self.sample_of(sample.step, sample.t, &values);
+                    events.push(LogEvent::Metric(Box::new(sample.clone())));
+                    self.last = Some((sample, values));
+                }
+            }
+        }
+    }
+
+    /// Returns whether a group of a pattern has this name.
+    fn has_group(&self, name: &str) -> bool {
+        self.options.patterns.iter().any(|pattern| pattern.pattern.groups().any(|group| group == name))
     }
 
     fn take_bar(&mut self, found: Found, count: u64, now: f64, events: &mut Vec<LogEvent>) {
@@ -269,12 +296,15 @@ impl AutoReader {
         now: f64,
         events: &mut Vec<LogEvent>,
     ) {
-        if self.decided.is_some() {
+        let has_loss = found.values.loss.is_some();
+        if self.decided.is_some() && !(self.is_provisional && has_loss) {
             return self.take(&source, step, found, is_fresh, now, events);
         }
+        // If the user has described the lines with the step, no others have it.
+        let is_described = source.kind == Kind::Pattern || !self.has_group("step");
         let evidence = self.evidence.entry(source.clone()).or_default();
-        let is_progress = source.kind == Kind::Bar;
-        let counts = (found.values.loss.is_some() || is_progress) && !found.is_validation && step > 0;
+        let is_progress = matches!(source.kind, Kind::Bar | Kind::Pattern);
+        let counts = is_described && (has_loss || is_progress) && !found.is_validation && step > 0;
         if counts && (evidence.steps == 0 || step > evidence.last) {
             evidence.steps += 1;
             evidence.last = step;
@@ -284,14 +314,15 @@ impl AutoReader {
             self.held.remove(0);
         }
         self.held.push((source.clone(), step, found, now));
-        // Text may mention a step and a loss without being the log of a step: two of them with ascending steps are.
-        // A bar without a loss may be followed by lines with one.
         let needed = match source.kind {
+            // Text may mention a step and a loss without being the log of a step: two of them with ascending steps are.
             Kind::Text => 2,
-            Kind::Bar if self.held.iter().all(|(of, _, found, _)| *of != source || found.values.loss.is_none()) => 3,
+            Kind::Bar if !has_loss => 3,
             _ => 1,
         };
         if steps >= needed {
+            // Lines with a loss may follow, as after the bar of Hugging Face's Trainer. They then have the steps.
+            self.is_provisional = source.kind == Kind::Bar && !has_loss;
             self.decide(source, events);
         }
     }
@@ -372,7 +403,23 @@ impl AutoReader {
     /// Returns whether a step without a loss counts: bars of a program without a loss show its progress. Other lines without a loss
     /// are incomplete.
     fn is_progress(&self) -> bool {
-        self.decided.as_ref().is_some_and(|source| source.kind == Kind::Bar)
+        self.decided.as_ref().is_some_and(|source| match source.kind {
+            Kind::Bar => true,
+            Kind::Pattern => !self.has_group("loss"),
+            _ => false,
+        })
+    }
+
+    fn sample_of(&self, step: u64, t: f64, values: &Values) -> MetricSample {
+        MetricSample {
+            attempt: self.options.attempt,
+            step,
+            t,
+            is_from_log: true,
+            has_no_loss: values.loss.is_none(),
+            loss: values.loss.filter(|loss| loss.is_finite()),
+            ..values.sample.clone()
+        }
     }
 
     fn pass_on(&mut self, events: &mut Vec<LogEvent>) {
@@ -382,15 +429,7 @@ impl AutoReader {
         if step <= before || (has_no_loss && !self.is_progress()) {
             return;
         }
-        let mut sample = MetricSample {
-            attempt: self.options.attempt,
-            step,
-            t,
-            is_from_log: true,
-            has_no_loss,
-            loss: values.loss.filter(|loss| loss.is_finite()),
-            ..values.sample.clone()
-        };
+        let mut sample = self.sample_of(step, t, &values);
         if sample.step_s == 0.0
             && let Some((last, _)) = &self.last
         {

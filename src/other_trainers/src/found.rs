@@ -3,6 +3,7 @@
 use crate::bar::Bar;
 use crate::fields::{self, Field, fields};
 use crate::measured::{Meaning, Values, is_loss};
+use recipe::LogPattern;
 use serde_json::Value;
 
 /// The kind of a line.
@@ -24,6 +25,8 @@ pub(crate) enum Kind {
     DeepSpeed,
     /// Other text with a step.
     Text,
+    /// Lines that a pattern of the recipe matches.
+    Pattern,
 }
 
 impl Kind {
@@ -38,6 +41,7 @@ impl Kind {
             Self::Nemo => "lines of NeMo",
             Self::DeepSpeed => "lines of DeepSpeed",
             Self::Text => "text with steps",
+            Self::Pattern => "lines of command.patterns",
         }
     }
 }
@@ -122,6 +126,29 @@ pub(crate) fn find(line: &str, ranks: usize) -> Option<Found> {
         return of_bar(&bar);
     }
     of_object(line).or_else(|| of_text(line, ranks))
+}
+
+/// Reads a line by the first pattern that matches it.
+pub(crate) fn find_by(patterns: &[LogPattern], line: &str) -> Option<Found> {
+    let groups = patterns.iter().find_map(|pattern| pattern.pattern.captures(line))?;
+    let mut values = Values::default();
+    let mut step = None;
+    for (name, text) in groups {
+        let Some(value) = fields::parse(text.trim()) else { continue };
+        if name == "step" {
+            step = field(name, value, true).count();
+            continue;
+        }
+        let (name, unit) = match name.rsplit_once('_') {
+            Some((base, "ms")) => (format!("{base}_s"), "ms"),
+            Some((_, unit @ ("gib" | "mib"))) if name.starts_with("mem") => ("mem".to_owned(), unit),
+            _ => (name.to_owned(), ""),
+        };
+        let of_group = Field { unit: unit.to_owned(), ..field(&name, value, is_whole(text)) };
+        values.add(&of_group, Meaning { has_epochs: true, ..Meaning::default() });
+    }
+    let (name, tail) = (String::new(), String::new());
+    Some(Found { kind: Kind::Pattern, name, step, total: None, values, tail, is_validation: false })
 }
 
 /// Returns the words of a text in lower case, without numbers.

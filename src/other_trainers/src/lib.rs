@@ -18,9 +18,11 @@ mod lines;
 mod measured;
 mod open_sora;
 mod reader;
+mod report;
 mod table;
 mod ttt_video_dit;
 
 pub use checkpoints::{checkpoint_folders, checkpoints, latest, latest_strict, written_over_s};
 pub use lines::clean;
 pub use reader::{LogEvent, LogReader, ReaderOptions};
+pub use report::{LineYield, LogReport, report};

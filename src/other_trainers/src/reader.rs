@@ -2,7 +2,7 @@
 
 use crate::adapter_reader::AdapterReader;
 use crate::auto::AutoReader;
-use recipe::OtherTrainer;
+use recipe::{LogPattern, OtherTrainer};
 use rundir::MetricSample;
 
 /// What a reader needs to know about a run.
@@ -20,12 +20,14 @@ pub struct ReaderOptions {
     pub steps_total: Option<u64>,
     /// The number of ranks.
     pub ranks: usize,
+    /// The patterns of the recipe for lines that are not known.
+    pub patterns: Vec<LogPattern>,
 }
 
 impl ReaderOptions {
     /// Returns the options for the first attempt of a run of one rank.
     pub fn new(trainer: OtherTrainer) -> Self {
-        Self { trainer, attempt: 1, start_step: 0, accumulation: 1, steps_total: None, ranks: 1 }
+        Self { trainer, attempt: 1, start_step: 0, accumulation: 1, steps_total: None, ranks: 1, patterns: Vec::new() }
     }
 }
 

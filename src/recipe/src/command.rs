@@ -1,9 +1,10 @@
 //! Recipes for other programs: the `[command]` section and its placeholders.
 
 use camino::Utf8PathBuf;
+use serde::{Deserialize, Serialize};
 
-use crate::ResumeEffect;
-use crate::schema::{COMMAND, OPTIONAL_PATH, TEXT, TEXTS, word};
+use crate::schema::{COMMAND, Kind, OPTIONAL_PATH, Spec, TEXT, TEXTS, word};
+use crate::{Pattern, ResumeEffect};
 
 words! {
     /// The trainer of a recipe.
@@ -27,6 +28,9 @@ section! {
         /// how log lines and checkpoint folders are read: as those of this training system; auto: by what the first lines contain; none: not
         /// at all
         pub adapter: OtherTrainer = OtherTrainer::Auto => word::<OtherTrainer>().on_resume(ResumeEffect::OtherRun);
+        /// lines of the log that auto does not know: regular expressions whose named groups are step and metrics (loss, lr, step_s or
+        /// step_ms, mem_gib …); a group with another name is a value of that name
+        pub patterns: Vec<LogPattern> = Vec::new() => Spec::of(Kind::LogPatterns);
         /// folder in which the command saves checkpoints, {output} in its arguments
         pub output: String = "{run_dir}/output".to_owned()
             => TEXT.on_resume(ResumeEffect::Refused("the checkpoints of the run are in the old folder"));
@@ -38,6 +42,15 @@ section! {
         /// arguments that follow those of command.resume on a resume with --fresh-data, which starts a new run at step 0
         pub fresh_data: Vec<String> = Vec::new() => TEXTS;
     }
+}
+
+/// An entry of `command.patterns`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LogPattern {
+    /// The regular expression.
+    #[serde(rename = "match")]
+    pub pattern: Pattern,
 }
 
 impl Command {

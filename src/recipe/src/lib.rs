@@ -57,7 +57,7 @@ mod train;
 mod value;
 
 pub use buckets::{Bucket, BucketRule, BucketSpec, Buckets, ClipSize, Misfit};
-pub use command::{Command, OtherTrainer, Per, TrainerKind, fill};
+pub use command::{Command, LogPattern, OtherTrainer, Per, TrainerKind, fill};
 pub use condition::{ConditionKind, Conditioning, MaskKind};
 pub use cost::{BlockCost, Cost, Flops, GPU_SHARE, Offloaded, Overhead, RankMemory, Traffic, save_reserve_s};
 pub use curriculum::{Curriculum, StageSpec, StageStart};

@@ -355,8 +355,11 @@ impl Settings {
             let (Some(key), Some(value)) = (Key::find(&path), value) else {
                 return Err(self.unknown(&place, &path));
             };
-            let mut value = value::accept(key, value)
-                .map_err(|bad| self.invalid(key, format!("{place}: {path}: {}", bad.why), bad.fix))?;
+            let mut value = value::accept(key, value).map_err(|bad| {
+                let entry =
+                    value::bad_entry(key, value).map(|entry| file.place(&format!("{path}.{entry}"), &self.path));
+                self.invalid(key, format!("{}: {path}: {}", entry.unwrap_or(place), bad.why), bad.fix)
+            })?;
             value::resolve_paths(key.kind, &mut value, &|path| absolute(&file.resolve(path)).into_string());
             let origin = Origin::File { path: file.path.clone(), line: file.line(&path) };
             self.insert(key, value, origin);

@@ -61,6 +61,8 @@ pub enum Kind {
     Patterns,
     /// A list of tables with `match`, `lr` and `weight_decay`.
     Groups,
+    /// A list of tables with `match`, a regular expression with named groups.
+    LogPatterns,
     /// A list of tables, the entries of `data.buckets`.
     Buckets,
     /// A list of tables with `index`, `weight` and `repeats`.
@@ -94,7 +96,13 @@ impl Kind {
             Kind::Float(_) => "float",
             Kind::Bool => "boolean",
             Kind::Trainable => "string or array",
-            Kind::Patterns | Kind::Groups | Kind::Buckets | Kind::Sets | Kind::Words | Kind::ListOf(_) => "array",
+            Kind::Patterns
+            | Kind::Groups
+            | Kind::LogPatterns
+            | Kind::Buckets
+            | Kind::Sets
+            | Kind::Words
+            | Kind::ListOf(_) => "array",
             Kind::Variables => "table",
         }
     }

@@ -294,7 +294,7 @@ pub enum Trainable {
     Patterns(Vec<Pattern>),
 }
 
-/// A regular expression that matches anywhere in parameter names.
+/// A regular expression that matches anywhere in a text, such as the name of a parameter or a line of a log.
 #[derive(Debug, Clone)]
 pub struct Pattern(Regex);
 
@@ -310,6 +310,18 @@ impl Pattern {
     /// Returns the pattern as it was written.
     pub fn as_str(&self) -> &str {
         self.0.as_str()
+    }
+
+    /// Lists the names of the named groups.
+    pub fn groups(&self) -> impl Iterator<Item = &str> {
+        self.0.capture_names().flatten()
+    }
+
+    /// Returns the named groups with their texts; `None` if the pattern does not match. A group that takes no part in the match is left
+    /// out.
+    pub fn captures<'a>(&'a self, text: &'a str) -> Option<Vec<(&'a str, &'a str)>> {
+        let captures = self.0.captures(text)?;
+        Some(self.groups().filter_map(|name| Some((name, captures.name(name)?.as_str()))).collect())
     }
 
     /// Returns whether the pattern matches a name.

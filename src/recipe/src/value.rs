@@ -51,6 +51,13 @@ pub(crate) fn accept(key: &Key, value: &Value) -> Result<Value, BadValue> {
             let tables = groups.iter().filter_map(Value::as_table);
             tables.map(|group| accept_group(group).map(Value::Table)).collect::<Result<_, _>>().map(Value::Array)
         }
+        (Kind::LogPatterns, Value::Array(patterns)) if patterns.iter().all(Value::is_table) => {
+            let tables = patterns.iter().filter_map(Value::as_table);
+            tables
+                .map(|pattern| accept_log_pattern(pattern).map(Value::Table))
+                .collect::<Result<_, _>>()
+                .map(Value::Array)
+        }
         (Kind::Buckets, Value::Array(buckets)) if buckets.iter().all(Value::is_table) => {
             let tables = buckets.iter().filter_map(Value::as_table);
             let accepted: Vec<Vec<Value>> = tables.map(accept_bucket).collect::<Result<_, _>>()?;
@@ -117,6 +124,33 @@ pub(crate) fn resolve_paths(kind: Kind, value: &mut Value, resolve: &dyn Fn(&str
         }
         _ => {}
     }
+}
+
+/// Returns the place of the first entry of a list that is not valid by itself.
+pub(crate) fn bad_entry(key: &Key, value: &Value) -> Option<usize> {
+    let entries = value.as_array().filter(|entries| entries.iter().all(Value::is_table))?;
+    entries.iter().position(|entry| accept(key, &Value::Array(vec![entry.clone()])).is_err())
+}
+
+/// Checks a pattern of log lines.
+fn accept_log_pattern(table: &toml::Table) -> Result<toml::Table, BadValue> {
+    let example =
+        || "write match = 'it (?P<step>\\d+) .*total=(?P<loss>\\S+)', with a named group for each value".to_owned();
+    if let Some(unknown) = table.keys().find(|key| *key != "match") {
+        return Err(BadValue { why: format!("a pattern has no key {unknown}"), fix: example() });
+    }
+    let Some(text) = table.get("match").and_then(Value::as_str) else {
+        return Err(BadValue { why: "a pattern has no match, the regular expression".into(), fix: example() });
+    };
+    let pattern = Pattern::new(text).map_err(|error| BadValue {
+        why: format!("\"{text}\" is not a regular expression: {}", reason_of(&error)),
+        fix: example(),
+    })?;
+    if pattern.groups().next().is_none() {
+        let why = format!("\"{text}\" has no named group, so that it yields no value");
+        return Err(BadValue { why, fix: example() });
+    }
+    Ok(table.clone())
 }
 
 /// Checks a group of the optimizer.
@@ -227,9 +261,13 @@ pub(crate) fn unread(kind: Kind) -> Value {
         Kind::Int { min, .. } => Value::Integer(min),
         Kind::Float(_) => Value::Float(1.0),
         Kind::Bool => Value::Boolean(false),
-        Kind::Words | Kind::ListOf(_) | Kind::Patterns | Kind::Groups | Kind::Buckets | Kind::Sets => {
-            Value::Array(Vec::new())
-        }
+        Kind::Words
+        | Kind::ListOf(_)
+        | Kind::Patterns
+        | Kind::Groups
+        | Kind::LogPatterns
+        | Kind::Buckets
+        | Kind::Sets => Value::Array(Vec::new()),
         Kind::Variables => Value::Table(toml::Table::new()),
         Kind::Name | Kind::Path | Kind::OneOf(_) | Kind::Trainable | Kind::Text | Kind::Time | Kind::OptionalPath => {
             Value::String(String::new())
@@ -265,12 +303,16 @@ fn within(bounds: Bounds, number: f64) -> bool {
 
 fn check_pattern(pattern: &str) -> Result<(), BadValue> {
     let Err(error) = Pattern::new(pattern) else { return Ok(()) };
-    // The last line is the reason; the lines above show the pattern.
-    let reason = error.to_string().lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned();
     Err(BadValue {
-        why: format!("\"{pattern}\" is not a regular expression: {reason}"),
+        why: format!("\"{pattern}\" is not a regular expression: {}", reason_of(&error)),
         fix: "write a regular expression of parameter names, such as '^blocks\\.[0-3]\\.attn\\.'".into(),
     })
+}
+
+/// Returns the reason for which a text is not a regular expression.
+fn reason_of(error: &impl std::fmt::Display) -> String {
+    // The last line is the reason; the lines above show the pattern.
+    error.to_string().lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned()
 }
 
 fn not_one_of(word: &str, choice: &[&str]) -> BadValue {
@@ -299,6 +341,9 @@ impl Kind {
             Kind::Words => "a list of strings".into(),
             Kind::Patterns => "a list of regular expressions of parameter names".into(),
             Kind::Groups => "tables [[optimizer.groups]] with match, lr and weight_decay".into(),
+            Kind::LogPatterns => {
+                "tables [[command.patterns]] with match, a regular expression with named groups".into()
+            }
             Kind::Buckets => "tables [[data.buckets]] with frames, height and width".into(),
             Kind::Sets => "tables [[data.sets]] with index and, as needed, repeats or weight".into(),
             Kind::ListOf(words) => {

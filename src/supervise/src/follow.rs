@@ -123,6 +123,7 @@ impl LogWriter {
                 accumulation,
                 steps_total: job.attempt.steps.or_else(|| job.recipe.train.length.steps()),
                 ranks: job.attempt.placement.world(),
+                patterns: job.recipe.command.patterns.clone(),
                 ..ReaderOptions::new(job.recipe.command.adapter)
             }),
             metrics: open(job.run.metrics()),

@@ -187,6 +187,43 @@ fn numbers_that_are_no_training_steps_are_not_shown() {
 }
 
 #[test]
+fn the_bar_of_a_trainer_is_its_progress_until_its_first_loss() {
+    let log = log("transformers-5.24.0");
+    let text = String::from_utf8(log).unwrap();
+    let early = "  1%|  | 1/12 [00:01<00:09, 1.00s/it]\r  2%|  | 2/12 [00:01<00:09, 1.00s/it]\r  3%|  | 3/12 [00:01<00:09, 1.00s/it]\r";
+    let options = ReaderOptions { steps_total: Some(12), ..options() };
+    let late = text.split_once("{'loss': '0.7012'").unwrap().1;
+    let log = format!("{early}{{'loss': '0.7012'{late}");
+    let shown = lines(options, log.as_bytes());
+    let formats: Vec<&String> = shown.iter().filter(|line| line.starts_with("Recognized")).collect();
+    assert!(formats.len() == 2 && formats[1].contains("Python dictionaries"), "{shown:?}");
+    assert!(shown.iter().any(|line| line.starts_with("2: step_s=1")), "{shown:?}");
+    assert!(shown.iter().any(|line| line.starts_with("6: loss=0.7012")), "{shown:?}");
+    assert!(shown.iter().any(|line| line.starts_with("12: loss=0.6967")), "{shown:?}");
+}
+
+#[test]
+fn patterns_describe_lines_that_are_not_known() {
+    let pattern = |text: &str| recipe::LogPattern { pattern: recipe::Pattern::new(text).unwrap() };
+    let patterns = vec![
+        pattern(r"^it (?P<step>\d+) .*total (?P<loss>\S+) in (?P<step_ms>\d+)"),
+        pattern(r"peak (?P<mem_mib>\d+) kl (?P<kl>\S+)"),
+    ];
+    let options = ReaderOptions { patterns, ..options() };
+    let log =
+        "step 1 loss 9\nstep 2 loss 9\nit 1 of 9, total 0.5 in 250\npeak 2048 kl 0.1\nit 2 of 9, total nan in 250\n";
+    let want = ["1: loss=0.5 step_s=0.25 mem_peak_gib=2 \"kl\"=0.1", "2: loss=NaN step_s=0.25"];
+    let shown = lines(options.clone(), log.as_bytes());
+    assert_eq!(shown[1..], want, "{shown:?}");
+    // A log that pauses between the two lines gives the step twice. The later one counts.
+    let mut reader = AutoReader::new(options);
+    let mut events = reader.read(b"it 1 of 9, total 0.5 in 250\n", 1.0);
+    events.extend(reader.pause(2.0));
+    events.extend(reader.read(b"peak 2048 kl 0.1\n", 3.0));
+    assert_eq!(events.iter().skip(1).map(line).collect::<Vec<_>>(), ["1: loss=0.5 step_s=0.25", want[0]]);
+}
+
+#[test]
 fn a_loss_that_is_not_finite_is_shown_as_such() {
     let log = "step 1 loss 0.5\nstep 2 loss nan\nstep 3 loss inf\n";
     assert_eq!(losses(log), [(1, Some(0.5)), (2, None), (3, None)]);

@@ -3,7 +3,9 @@
 use super::{Advice, around, division};
 use crate::command::{OF_WEIGHTS, Placeholders};
 use crate::nearest::nearest;
-use crate::{FrameMode, LATENT_FRAMES, PIXELS, Recipe, SampleScheduler, Task, VIDEO_FRAMES, nearest_clip_frames};
+use crate::{
+    FrameMode, LATENT_FRAMES, OtherTrainer, PIXELS, Recipe, SampleScheduler, Task, VIDEO_FRAMES, nearest_clip_frames,
+};
 
 pub(super) fn whole_latent_frames(recipe: &Recipe) -> Result<(), Advice> {
     let frames = recipe.encode.frames;
@@ -151,6 +153,20 @@ pub(super) fn resume_finds_checkpoints(recipe: &Recipe) -> Result<(), Advice> {
             adapter.name()
         ),
         fix: "set command.adapter to the trainer that the command starts".into(),
+    })
+}
+
+pub(super) fn patterns_are_read(recipe: &Recipe) -> Result<(), Advice> {
+    let command = &recipe.command;
+    if command.patterns.is_empty() || command.adapter == OtherTrainer::Auto {
+        return Ok(());
+    }
+    Err(Advice {
+        why: format!(
+            "command.patterns is read only with command.adapter \"auto\", and it is \"{}\"",
+            command.adapter.name()
+        ),
+        fix: "remove command.adapter, or remove the patterns".into(),
     })
 }
 

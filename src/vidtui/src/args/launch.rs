@@ -128,8 +128,21 @@ pub struct ThenArgs {
 /// `vidtui check`.
 #[derive(Debug, Arguments)]
 pub struct CheckArgs {
+    /// A recipe file, or CURRICULUM:STAGE
+    #[arg(required_unless_present = "log")]
+    pub recipe: Option<String>,
+    /// Changes mesh and gradient accumulation to fit N ranks. The global batch stays the same
+    #[arg(long, value_name = "N")]
+    pub fit: Option<usize>,
     #[command(flatten)]
-    pub stage: StageArgs,
+    pub how: HowArgs,
+    /// Starts from these weights: a checkpoint folder, or the newest checkpoint of a run [default: the source in the stage, else
+    /// random]
+    #[arg(long, value_name = "PATH|RUN")]
+    pub init: Option<String>,
+    /// Prints what each line of the log of a command yields with the recipe's `[command]`, or with its defaults. Runs no checks
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["fit_memory", "table"])]
+    pub log: Option<Utf8PathBuf>,
     /// Proposes the fastest settings with which a rank fits this memory, such as 24GiB. Runs no checks
     #[arg(long, value_name = "SIZE", value_parser = units::parse_size)]
     pub fit_memory: Option<u64>,

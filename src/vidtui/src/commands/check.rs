@@ -1,10 +1,10 @@
 //! `vidtui check`: runs and prints every check of a launch, and predicts the cost of training.
 
 use crate::appearance;
-use crate::args::{CheckArgs, StageArgs};
+use crate::args::CheckArgs;
 use crate::checks;
 use crate::command_error::CommandError;
-use crate::commands::fit_memory;
+use crate::commands::{check_log, fit_memory};
 use crate::output;
 use crate::workspace::{LaunchOptions, Workspace};
 use recipe::Flops;
@@ -13,7 +13,11 @@ use rundir::{ErrorCode, Failure};
 
 /// Runs every check of a launch and starts nothing.
 pub fn run(workspace: &Workspace, args: &CheckArgs) -> Result<(), CommandError> {
-    let StageArgs { recipe: named, fit, how, init } = &args.stage;
+    let CheckArgs { recipe, fit, how, init, .. } = args;
+    if let Some(log) = &args.log {
+        return check_log::run(workspace, recipe.as_deref(), &how.sets(), log, args.output.json);
+    }
+    let named = recipe.as_deref().unwrap_or_default();
     let mut subject = workspace.subject(named, &how.sets())?;
     let fitted = workspace.fit(subject.resolved_mut(), (*fit).into(), &how.nodes)?;
     if let Some(limit) = args.fit_memory {

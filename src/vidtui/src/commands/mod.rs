@@ -2,6 +2,7 @@
 
 pub mod alerts;
 mod check;
+mod check_log;
 mod checkpoints;
 mod compare;
 mod completions;
