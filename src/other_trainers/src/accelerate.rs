@@ -55,7 +55,13 @@ fn numbered(name: &str) -> Option<Order> {
     Order::step(name.strip_prefix("checkpoint-")?)
 }
 
-fn check(contents: &Contents, more: &[&str]) -> Result<(), Defect> {
+/// Checks a checkpoint that accelerate saved.
+pub(crate) fn check(contents: &Contents, more: &[&str]) -> Result<(), Defect> {
+    if contents.is_file {
+        return Err(
+            "it has only weights: add --save_state to the command to save checkpoints that can be resumed".into()
+        );
+    }
     contents.need_one("optimizer", &["optimizer.bin", "optimizer", "optimizer_0", "pytorch_model"])?;
     let is_weights = |path: &Utf8Path| {
         let name = path.file_name().unwrap_or_default();

@@ -1,10 +1,10 @@
 //! The checkpoints of a run: those of the embedded trainer and those of other trainers.
 
 use crate::contents::{Contents, Defect};
-use crate::formats::{Formats, Order};
-use crate::table::formats;
+use crate::formats::Order;
+use crate::presets::Finder;
 use camino::{Utf8Path, Utf8PathBuf};
-use recipe::OtherTrainer;
+use recipe::Command;
 use rundir::{CheckpointEntry, CheckpointSummary, Error, RunDir, is_no_answer};
 
 /// The maximum depth of checkpoints below the output folder. Open-Sora and ttt-video-dit create a folder for each run.
@@ -18,7 +18,7 @@ const DEPTH: usize = 3;
 /// [`Error::File`] if the folder of checkpoints cannot be listed; a missing one is an empty list.
 pub fn checkpoints(run: &RunDir) -> Result<Vec<CheckpointEntry>, Error> {
     match command_output(run) {
-        Some((output, trainer)) => list(run, &output, trainer),
+        Some((output, command)) => list(run, &output, &command),
         None => rundir::step_checkpoints(run),
     }
 }
@@ -46,8 +46,8 @@ pub fn checkpoint_folders(run: &RunDir) -> Vec<Utf8PathBuf> {
     };
     match command_output(run) {
         None => folders(&run.checkpoints()),
-        Some((output, trainer)) => {
-            let entries = list(run, &output, trainer).unwrap_or_default();
+        Some((output, command)) => {
+            let entries = list(run, &output, &command).unwrap_or_default();
             let dirs = entries.iter().map(|entry| entry.dir().to_owned());
             dirs.flat_map(|dir| folders(&dir).into_iter().chain([dir])).collect()
         }
@@ -60,36 +60,42 @@ pub fn written_over_s(dir: &Utf8Path) -> f64 {
     (contents.newest_s() - contents.oldest_s()).max(0.0)
 }
 
-/// Returns the folder in which a run's command saves, and the trainer that the command starts; `None` for the embedded trainer.
-fn command_output(run: &RunDir) -> Option<(Utf8PathBuf, OtherTrainer)> {
+/// Returns the folder in which a run's command saves, and the command; `None` for the embedded trainer.
+fn command_output(run: &RunDir) -> Option<(Utf8PathBuf, Command)> {
     // This is called often. The recipe is parsed only for runs of a command, which are rare.
     let meta = run.read_run().ok().filter(rundir::Run::is_command)?;
     let recipe = meta.recipe().ok()?;
-    Some((rundir::command_output(run, &meta, &recipe), recipe.command.adapter))
+    Some((rundir::command_output(run, &meta, &recipe), recipe.command))
 }
 
 /// Lists the checkpoints of another trainer below a folder, in the order of the numbers in their names.
-fn list(run: &RunDir, output: &Utf8Path, trainer: OtherTrainer) -> Result<Vec<CheckpointEntry>, Error> {
+fn list(run: &RunDir, output: &Utf8Path, command: &Command) -> Result<Vec<CheckpointEntry>, Error> {
     if let Err(error) = output.read_dir_utf8()
         && is_no_answer(&error)
     {
         return Err(Error::io("list", output, error));
     }
-    let Some(formats) = formats(trainer) else { return Ok(Vec::new()) };
+    let finder = Finder::new(command);
     let mut named = Vec::new();
-    find(output, formats, DEPTH, &mut named);
+    find(output, output, &finder, DEPTH, &mut named);
     named.sort();
     let starts = attempt_starts(run);
-    Ok(named.into_iter().filter_map(|(Order { step, .. }, dir)| entry(formats, &starts, step, dir)).collect())
+    let found = named.into_iter().filter_map(|(Order { step, .. }, dir)| entry(&finder, &starts, step, dir));
+    let (alone, whole): (Vec<_>, Vec<_>) = found.partition(|(is_weights_alone, _)| *is_weights_alone);
+    // A program that saves its state writes its weights beside it.
+    let found = if whole.is_empty() { alone } else { whole };
+    Ok(found.into_iter().map(|(_, entry)| entry).collect())
 }
 
-/// Checks a folder that is named like a checkpoint. Returns `None` if the trainer has removed its files.
-fn entry(formats: &Formats, starts: &[(u32, f64)], step: u64, dir: Utf8PathBuf) -> Option<CheckpointEntry> {
+/// Checks a folder or file that is named like a checkpoint, and returns whether it has weights alone. Returns `None` if it is none, for
+/// instance because the trainer has removed its files.
+fn entry(finder: &Finder, starts: &[(u32, f64)], step: u64, dir: Utf8PathBuf) -> Option<(bool, CheckpointEntry)> {
     let contents = Contents::read(&dir);
-    if formats.leaves_empty_folders && contents.is_empty() {
+    if !finder.is_checkpoint(&dir, &contents) {
         return None;
     }
-    Some(match contents.check(|contents| (formats.check)(contents, step)) {
+    let is_weights_alone = finder.is_weights_alone(&contents);
+    let entry = match contents.check(|contents| finder.check(&dir, contents, step)) {
         Err(Defect::Incomplete(why)) => CheckpointEntry::Incomplete { step, dir, why },
         Err(Defect::Unreadable(why)) => CheckpointEntry::Unreadable { step, dir, why },
         Ok(()) => CheckpointEntry::Complete(CheckpointSummary {
@@ -100,7 +106,8 @@ fn entry(formats: &Formats, starts: &[(u32, f64)], step: u64, dir: Utf8PathBuf) 
             is_pinned: false,
             dir,
         }),
-    })
+    };
+    Some((is_weights_alone, entry))
 }
 
 /// Returns the numbers and start times of the attempts, oldest first. The times are by the clock of the node that saves,
@@ -116,13 +123,14 @@ fn attempt_starts(run: &RunDir) -> Vec<(u32, f64)> {
 }
 
 /// Collects the folders and files that are named like a checkpoint.
-fn find(folder: &Utf8Path, formats: &Formats, depth: usize, named: &mut Vec<(Order, Utf8PathBuf)>) {
+fn find(output: &Utf8Path, folder: &Utf8Path, finder: &Finder, depth: usize, named: &mut Vec<(Order, Utf8PathBuf)>) {
     for entry in folder.read_dir_utf8().into_iter().flatten().flatten() {
         let dir = entry.path().to_owned();
-        match (formats.order)(&dir) {
+        let below = dir.strip_prefix(output).unwrap_or(&dir);
+        match finder.order(&dir, below) {
             Some(order) => named.push((order, dir)),
             None if depth > 0 && entry.file_type().is_ok_and(|kind| kind.is_dir()) => {
-                find(&dir, formats, depth - 1, named);
+                find(output, &dir, finder, depth - 1, named);
             }
             None => {}
         }

@@ -9,7 +9,7 @@ use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
-use std::time::UNIX_EPOCH;
+use std::time::{Duration, UNIX_EPOCH};
 
 /// The largest header that the safetensors format allows, in bytes.
 const MAX_HEADER: u64 = 100_000_000;
@@ -45,6 +45,8 @@ impl From<&str> for Defect {
 /// The files of a checkpoint.
 pub(crate) struct Contents {
     root: Utf8PathBuf,
+    /// Whether the checkpoint is a single file, which is then the only one of `files`.
+    pub is_file: bool,
     /// Sorted by path.
     pub files: Vec<FileEntry>,
     /// A file or folder that could not be inspected, and the file system's error.
@@ -60,13 +62,24 @@ pub(crate) struct FileEntry {
     pub modified_s: f64,
 }
 
+fn file_entry(path: Utf8PathBuf, meta: &fs::Metadata) -> FileEntry {
+    let modified = meta.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
+    FileEntry { path, bytes: meta.len(), modified_s: modified.map_or(0.0, |since| since.as_secs_f64()) }
+}
+
 impl Contents {
-    /// Lists the files below `root`; an empty list if `root` is a file.
+    /// Lists the files below `root`, or `root` itself if it is a file.
     pub fn read(root: &Utf8Path) -> Self {
-        let mut contents = Self { root: root.to_owned(), files: Vec::new(), unread: None };
+        let mut contents = Self { root: root.to_owned(), is_file: false, files: Vec::new(), unread: None };
         match fs::metadata(root) {
             Ok(meta) if meta.is_dir() => contents.walk(Utf8Path::new("")),
-            Ok(_) => {}
+            Ok(meta) => {
+                contents.is_file = true;
+                let (folder, name) =
+                    (root.parent().unwrap_or(Utf8Path::new(".")), root.file_name().unwrap_or_default());
+                contents.root = folder.to_owned();
+                contents.files.push(file_entry(name.into(), &meta));
+            }
             Err(error) => contents.unread = Some((root.to_owned(), error)),
         }
         contents.files.sort_by(|a, b| a.path.cmp(&b.path));
@@ -90,11 +103,7 @@ impl Contents {
             }
             match fs::metadata(entry.path()) {
                 Ok(meta) if meta.is_dir() => self.walk(&path),
-                Ok(meta) => {
-                    let modified = meta.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
-                    let modified_s = modified.map_or(0.0, |since| since.as_secs_f64());
-                    self.files.push(FileEntry { path, bytes: meta.len(), modified_s });
-                }
+                Ok(meta) => self.files.push(file_entry(path, &meta)),
                 // The file was removed after it was listed.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => self.unread = Some((path, error)),
@@ -136,9 +145,34 @@ impl Contents {
     /// Requires a distributed checkpoint of PyTorch: the file `.metadata`, which is written after every rank has
     /// written its part, and the parts that it names.
     pub fn need_distributed(&self) -> Result<(), Defect> {
-        self.need(".metadata")?;
-        let metadata = self.bytes(".metadata")?;
-        Ok(named_parts(&metadata).iter().try_for_each(|part| self.need(part))?)
+        self.need_distributed_in(Utf8Path::new(""))
+    }
+
+    /// Requires a distributed checkpoint in a folder of this checkpoint.
+    pub fn need_distributed_in(&self, folder: &Utf8Path) -> Result<(), Defect> {
+        let path = |name: &str| folder.join(name).into_string();
+        self.need(&path(".metadata"))?;
+        let metadata = self.bytes(&path(".metadata"))?;
+        Ok(named_parts(&metadata).iter().try_for_each(|part| self.need(&path(part)))?)
+    }
+
+    /// Returns the folder of a distributed checkpoint in this one; `None` if there is none.
+    pub fn distributed(&self) -> Option<&Utf8Path> {
+        let metadata = self.files.iter().find(|file| file.path.file_name() == Some(".metadata"))?;
+        metadata.path.parent()
+    }
+
+    /// Returns the folder that contains the checkpoint.
+    pub fn folder_around(&self) -> &Utf8Path {
+        if self.is_file { &self.root } else { self.root.parent().unwrap_or(&self.root) }
+    }
+
+    /// Requires that no file has changed for some time.
+    pub fn need_unchanged(&self, time: Duration) -> Result<(), Defect> {
+        if rundir::now_s() - self.newest_s() >= time.as_secs_f64() {
+            return Ok(());
+        }
+        Err(format!("it may still be written: it changed less than {} s ago", time.as_secs()).into())
     }
 
     /// Reads a file.
@@ -150,11 +184,6 @@ impl Contents {
     pub fn check(&self, check: impl FnOnce(&Self) -> Result<(), Defect>) -> Result<(), Defect> {
         if let Some((path, error)) = &self.unread {
             return Err(Defect::of_file(path, error));
-        }
-        if self.root.extension() == Some("safetensors") {
-            return Err(
-                "it has only weights: add --save_state to the command to save checkpoints that can be resumed".into()
-            );
         }
         check(self)?;
         self.files.iter().try_for_each(|file| self.check_file(file))

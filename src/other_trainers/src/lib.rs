@@ -17,6 +17,7 @@ mod found;
 mod lines;
 mod measured;
 mod open_sora;
+mod presets;
 mod reader;
 mod report;
 mod table;

@@ -53,9 +53,5 @@ fn check(contents: &Contents, _step: u64) -> Result<(), Defect> {
     // The trainer writes this file last, except for files that a background thread writes.
     contents.need("sampler")?;
     let in_background = contents.has("async_file_io.log") || contents.has("master.safetensors");
-    if in_background && rundir::now_s() - contents.newest_s() < QUIET.as_secs_f64() {
-        let seconds = QUIET.as_secs();
-        return Err(format!("a background thread may still be writing it: it changed less than {seconds} s ago").into());
-    }
-    Ok(())
+    if in_background { contents.need_unchanged(QUIET) } else { Ok(()) }
 }

@@ -28,9 +28,10 @@ use parameters::{
     merged_adapters_have_absolute_paths, patterns_match, rank_fits, something_is_kept, something_is_trained,
 };
 use tasks::{
-    fresh_data_follows_a_resume, has_program, known_placeholders, patterns_are_read, prompts_can_be_sampled,
-    rate_fits_mode, resume_finds_checkpoints, sampler_is_of_the_family, samples_have_encoders, samples_have_prompts,
-    start_passes_weights, stride_has_effect, whole_latent_frames, whole_latent_pixels,
+    checkpoints_have_names, complete_has_checkpoints, fresh_data_follows_a_resume, has_program, known_placeholders,
+    patterns_are_read, prompts_can_be_sampled, rate_fits_mode, resume_finds_checkpoints, sampler_is_of_the_family,
+    samples_have_encoders, samples_have_prompts, start_passes_weights, stride_has_effect, whole_latent_frames,
+    whole_latent_pixels,
 };
 
 /// A rule that a recipe breaks.
@@ -127,8 +128,10 @@ const COMMAND_RULES: Rules = &[
     (&["command.start", "command.per"], |r| known_placeholders("start", &r.command.start, r)),
     (&["command.start", "command.run"], start_passes_weights),
     (&["command.resume", "command.per"], |r| known_placeholders("resume", &r.command.resume, r)),
-    (&["command.resume", "command.adapter"], resume_finds_checkpoints),
+    (&["command.resume", "command.adapter", "command.checkpoints"], resume_finds_checkpoints),
     (&["command.patterns", "command.adapter"], patterns_are_read),
+    (&["command.checkpoints"], checkpoints_have_names),
+    (&["command.complete", "command.checkpoints"], complete_has_checkpoints),
     (&["command.fresh_data", "command.per"], |r| known_placeholders("fresh_data", &r.command.fresh_data, r)),
     (&["command.fresh_data", "command.resume"], fresh_data_follows_a_resume),
 ];

@@ -34,6 +34,12 @@ section! {
         /// folder in which the command saves checkpoints, {output} in its arguments
         pub output: String = "{run_dir}/output".to_owned()
             => TEXT.on_resume(ResumeEffect::Refused("the checkpoints of the run are in the old folder"));
+        /// how checkpoints below command.output are found; auto: as command.adapter saves them; presets: huggingface (checkpoint-STEP), dcp,
+        /// deepspeed (global_stepSTEP), safetensors (one file); or a name with {step}, such as "*/step-{step}"
+        pub checkpoints: String = "auto".to_owned() => TEXT.on_resume(ResumeEffect::OtherRun);
+        /// when a checkpoint is complete: a file in it, such as "trainer_state.json", or a time without a change, such as "30s"; auto: as
+        /// the preset defines, or 10s
+        pub complete: String = "auto".to_owned() => TEXT.on_resume(ResumeEffect::None);
         /// arguments that are added when a run starts from weights (a stage after another one, --init); {weights} is their path, and
         /// {previous} too if another run saved them
         pub start: Vec<String> = Vec::new() => TEXTS;

@@ -1,6 +1,8 @@
 //! Tests with synthetic checkpoints of each trainer.
 
 use super::*;
+use crate::contents::Contents;
+use recipe::OtherTrainer;
 use rundir::fixtures::{temp, write_attempt};
 use rundir::{Attempt, PidFile, SCHEMA, now_s};
 use std::fs::{self, File};
@@ -44,6 +46,14 @@ fn set_age(dir: &Utf8Path, ago: Duration) {
     }
 }
 
+fn of(adapter: OtherTrainer) -> Command {
+    Command { adapter, ..Command::default() }
+}
+
+fn with(checkpoints: &str, complete: &str) -> Command {
+    Command { checkpoints: checkpoints.into(), complete: complete.into(), ..Command::default() }
+}
+
 #[derive(Debug, PartialEq)]
 enum Listed {
     Complete,
@@ -53,17 +63,21 @@ enum Listed {
 use Listed::{Complete, Incomplete, Unreadable};
 
 fn listed(run: &RunDir, trainer: OtherTrainer) -> Vec<(u64, Listed)> {
+    listed_by(run, &of(trainer))
+}
+
+fn listed_by(run: &RunDir, command: &Command) -> Vec<(u64, Listed)> {
     let state = |entry: CheckpointEntry| match entry {
         CheckpointEntry::Complete(summary) => (summary.step, Complete),
         CheckpointEntry::Incomplete { step, .. } => (step, Incomplete),
         CheckpointEntry::Unreadable { step, .. } => (step, Unreadable),
     };
-    list(run, &run.root, trainer).unwrap().into_iter().map(state).collect()
+    list(run, &run.root, command).unwrap().into_iter().map(state).collect()
 }
 
 /// Returns the reason why the only checkpoint cannot be loaded.
 fn why(run: &RunDir, trainer: OtherTrainer) -> String {
-    let entries = list(run, &run.root, trainer).unwrap();
+    let entries = list(run, &run.root, &of(trainer)).unwrap();
     let [entry] = &entries[..] else { panic!("{entries:?}") };
     entry.summary().unwrap_err().1.to_owned()
 }
@@ -123,12 +137,12 @@ fn a_checkpoint_with_a_file_that_cannot_be_read_is_unreadable_and_not_incomplete
     let (_keep, run) = temp();
     let output = run.root.join("output");
     std::os::unix::fs::symlink(&output, &output).unwrap();
-    let error = list(&run, &output, OtherTrainer::Finetrainers).unwrap_err();
+    let error = list(&run, &output, &of(OtherTrainer::Finetrainers)).unwrap_err();
     assert!(
         matches!(&error, Error::File(rundir::FileError::Io { action: "list", path, .. }) if *path == output),
         "{error}"
     );
-    assert!(list(&run, &run.root.join("none"), OtherTrainer::Finetrainers).unwrap().is_empty());
+    assert!(list(&run, &run.root.join("none"), &of(OtherTrainer::Finetrainers)).unwrap().is_empty());
 }
 
 #[test]
@@ -182,7 +196,7 @@ fn the_attempt_of_a_checkpoint_follows_from_the_clock_of_the_node_that_saved_it(
         // This video is sampled later, so its time does not count as saving.
         make(&run, &name, &["eval/sample.log"]);
     }
-    let entries = list(&run, &run.root, OtherTrainer::OpenSora).unwrap();
+    let entries = list(&run, &run.root, &of(OtherTrainer::OpenSora)).unwrap();
     let attempts: Vec<_> = entries.iter().map(|entry| entry.complete().map(|c| (c.step, c.attempt))).collect();
     assert_eq!(attempts, [Some((20, 2)), Some((80, 1))]);
 }
@@ -206,4 +220,99 @@ fn a_checkpoint_with_only_weights_cannot_be_resumed() {
     assert!(why(&run, OtherTrainer::VideoxFun).contains("--save_state"));
     make(&run, "finetrainers_step_0", &[".metadata", "__0_0.distcp"]);
     assert_eq!(listed(&run, OtherTrainer::Finetrainers), [(0, Incomplete)]);
+}
+
+/// Checkpoints of programs that auto knows: the path, its files, and the file that is written last.
+const AUTO: [(&str, &[&str], &str); 6] = [
+    (
+        "checkpoint-40",
+        &[
+            "config.json",
+            "model.safetensors",
+            "training_args.bin",
+            "optimizer.pt",
+            "scheduler.pt",
+            "rng_state.pth",
+            "trainer_state.json",
+        ],
+        "trainer_state.json",
+    ),
+    (
+        "checkpoint-40",
+        &["model.safetensors", "optimizer.bin", "scheduler.bin", "random_states_0.pkl"],
+        "random_states_0.pkl",
+    ),
+    ("lora-step00000040-state", &["model.safetensors", "optimizer.bin", "random_states_0.pkl"], "random_states_0.pkl"),
+    (
+        "checkpoint-40",
+        &["distributed_checkpoint/__0_0.distcp", "distributed_checkpoint/.metadata"],
+        "distributed_checkpoint/.metadata",
+    ),
+    ("checkpoint/step-40", &["__0_0.distcp", "__1_0.distcp", ".metadata"], ".metadata"),
+    ("global_step40", &["mp_rank_00_model_states.pt", "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt"], "../latest"),
+];
+
+#[test]
+fn checkpoints_of_unknown_programs_are_found_and_complete_when_their_last_file_exists() {
+    for (name, files, last) in AUTO {
+        let (_keep, run) = temp();
+        let dir = make(&run, name, files);
+        make(&run, "samples/step-40", &["0.png"]);
+        if last == "../latest" {
+            fs::write(run.root.join("latest"), "global_step20").unwrap();
+            assert_eq!(listed(&run, OtherTrainer::Auto), [(40, Incomplete)], "{name} before latest");
+            fs::write(run.root.join("latest"), "global_step60\n").unwrap();
+        }
+        assert_eq!(listed(&run, OtherTrainer::Auto), [(40, Complete)], "{name}");
+        if last != "../latest" {
+            fs::remove_file(dir.join(last)).unwrap();
+            assert_eq!(listed(&run, OtherTrainer::Auto), [(40, Incomplete)], "{name} without {last}");
+        }
+    }
+}
+
+#[test]
+fn a_file_of_weights_is_a_checkpoint_if_the_program_saves_nothing_else() {
+    let (_keep, run) = temp();
+    for name in ["lora-step00000040.safetensors", "lora_000000060.safetensors", "step-80.safetensors"] {
+        fs::write(run.root.join(name), tensors()).unwrap();
+    }
+    for name in
+        ["model-00001-of-00002.safetensors", "epoch-3.safetensors", "lora-000001.safetensors", "wan_14.safetensors"]
+    {
+        fs::write(run.root.join(name), tensors()).unwrap();
+    }
+    let all = [(40, Complete), (60, Complete), (80, Complete)];
+    assert_eq!(listed(&run, OtherTrainer::Auto), all);
+    assert_eq!(listed_by(&run, &with("safetensors", "auto")), all);
+    fs::write(run.root.join("step-80.safetensors"), &tensors()[..20]).unwrap();
+    assert_eq!(listed(&run, OtherTrainer::Auto)[2], (80, Incomplete), "it is cut off");
+    make(&run, "lora-step00000060-state", &["model.safetensors", "optimizer.bin", "random_states_0.pkl"]);
+    assert_eq!(listed(&run, OtherTrainer::Auto), [(60, Complete)], "a resume needs the state");
+    assert_eq!(listed_by(&run, &with("safetensors", "auto")).len(), 3);
+}
+
+#[test]
+fn names_and_rules_of_the_recipe_find_checkpoints() {
+    let (_keep, run) = temp();
+    let dir = make(&run, "exp1/it_40", &["model.pt"]);
+    make(&run, "it_60", &["model.pt"]);
+    let rule = |complete: &str| listed_by(&run, &with("*/it_{step}", complete));
+    assert_eq!(rule("auto"), [(40, Incomplete)], "it has just changed");
+    assert_eq!(rule("1h"), [(40, Incomplete)]);
+    assert_eq!(rule("done-{step}"), [(40, Incomplete)]);
+    make(&run, "exp1/it_40", &["done-40"]);
+    assert_eq!(rule("done-{step}"), [(40, Complete)]);
+    set_age(&dir, Duration::from_secs(60));
+    assert_eq!(
+        (rule("auto"), rule("30s"), rule("1h")),
+        (vec![(40, Complete)], vec![(40, Complete)], vec![(40, Incomplete)])
+    );
+    // A file beside other files.
+    fs::write(run.root.join("net-40.pt"), EMPTY_ZIP).unwrap();
+    fs::write(run.root.join("net-40.done"), "").unwrap();
+    assert_eq!(listed_by(&run, &with("net-{step}.pt", "net-{step}.done")), [(40, Complete)]);
+    assert_eq!(listed_by(&run, &with("net-{step}.pt", "none-{step}")), [(40, Incomplete)]);
+    let none = Command { adapter: OtherTrainer::None, ..with("net-{step}.pt", "net-{step}.done") };
+    assert_eq!(listed_by(&run, &none), [(40, Complete)], "also without an adapter");
 }

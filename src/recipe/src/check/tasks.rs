@@ -4,7 +4,8 @@ use super::{Advice, around, division};
 use crate::command::{OF_WEIGHTS, Placeholders};
 use crate::nearest::nearest;
 use crate::{
-    FrameMode, LATENT_FRAMES, OtherTrainer, PIXELS, Recipe, SampleScheduler, Task, VIDEO_FRAMES, nearest_clip_frames,
+    CheckpointPreset, FrameMode, LATENT_FRAMES, OtherTrainer, PIXELS, Recipe, SampleScheduler, Task, VIDEO_FRAMES,
+    nearest_clip_frames,
 };
 
 pub(super) fn whole_latent_frames(recipe: &Recipe) -> Result<(), Advice> {
@@ -143,16 +144,34 @@ pub(super) fn known_placeholders(key: &str, words: &[String], recipe: &Recipe) -
 }
 
 pub(super) fn resume_finds_checkpoints(recipe: &Recipe) -> Result<(), Advice> {
-    let adapter = recipe.command.adapter;
-    if recipe.command.resume.is_empty() || adapter.program().is_some() {
+    let command = &recipe.command;
+    let finds = command.adapter != OtherTrainer::None || command.checkpoints != "auto";
+    if command.resume.is_empty() || finds {
         return Ok(());
     }
     Err(Advice {
-        why: format!(
-            "command.resume needs a checkpoint, and vidtui cannot find checkpoints with command.adapter \"{}\"",
-            adapter.name()
-        ),
-        fix: "set command.adapter to the trainer that the command starts".into(),
+        why: "command.resume needs a checkpoint, and vidtui cannot find checkpoints with command.adapter \"none\""
+            .into(),
+        fix: "remove command.adapter, or set command.checkpoints to their names: \"step-{step}\"".into(),
+    })
+}
+
+pub(super) fn checkpoints_have_names(recipe: &Recipe) -> Result<(), Advice> {
+    let Err(why) = recipe.command.checkpoint_format() else { return Ok(()) };
+    let presets = CheckpointPreset::ALL.map(CheckpointPreset::name).join(", ");
+    Err(Advice {
+        why: format!("command.checkpoints: {why}"),
+        fix: format!("write a name below command.output, such as \"checkpoint-{{step}}\", or a preset: {presets}"),
+    })
+}
+
+pub(super) fn complete_has_checkpoints(recipe: &Recipe) -> Result<(), Advice> {
+    if recipe.command.complete == "auto" || recipe.command.checkpoints != "auto" {
+        return Ok(());
+    }
+    Err(Advice {
+        why: "command.complete describes the checkpoints of command.checkpoints, which is \"auto\"".into(),
+        fix: "set command.checkpoints, such as \"checkpoint-{step}\", or remove command.complete".into(),
     })
 }
 
