@@ -281,3 +281,41 @@ proptest! {
         prop_assert!(steps.is_sorted(), "{:?}", steps);
     }
 }
+
+/// The recipes of `configs/others` whose logs are recognized: a log of the program, its number of steps, and whether it has a loss.
+const RECIPES: [(&str, &str, usize, bool); 8] = [
+    ("musubi-tuner", "musubi-tuner", 3, true),
+    ("diffusion-pipe", "diffusion-pipe", 4, true),
+    ("ai-toolkit", "ai-toolkit", 5, true),
+    ("diffsynth", "diffsynth", 6, false),
+    ("fastvideo", "fastvideo", 6, true),
+    ("torchtitan", "torchtitan", 4, true),
+    ("diffusers", "cogvideox-factory-lora-f476c37", 6, true),
+    ("transformers", "transformers-5.24.0", 6, true),
+];
+
+#[test]
+fn the_logs_of_programs_are_read_with_their_recipes() {
+    for (name, of, steps, has_loss) in RECIPES {
+        let path = format!("../../configs/others/{name}.toml");
+        // The bar of DiffSynth-Studio counts as progress if it has the steps of the recipe.
+        let set: &[String] = if name == "diffsynth" { &["train.steps=6".into()] } else { &[] };
+        let recipe = recipe::load(path.as_str().into(), set).unwrap().recipe;
+        let options = ReaderOptions {
+            steps_total: recipe.train.length.steps(),
+            ranks: recipe.mesh.world(),
+            patterns: recipe.command.patterns.clone(),
+            ..ReaderOptions::new(recipe.command.adapter)
+        };
+        let log = log(of);
+        let events = read(options, &log, 64);
+        let samples: BTreeMap<u64, MetricSample> = events
+            .into_iter()
+            .filter_map(|event| if let LogEvent::Metric(sample) = event { Some((sample.step, *sample)) } else { None })
+            .collect();
+        assert_eq!(samples.len(), steps, "{name}");
+        assert!(samples.values().all(|sample| sample.loss.is_some() == has_loss), "{name}");
+        // torchtitan logs no time of a step, so that the first step has none.
+        assert!(samples.values().skip(1).all(|sample| sample.step_s > 0.0), "{name}");
+    }
+}

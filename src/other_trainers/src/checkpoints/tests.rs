@@ -316,3 +316,51 @@ fn names_and_rules_of_the_recipe_find_checkpoints() {
     let none = Command { adapter: OtherTrainer::None, ..with("net-{step}.pt", "net-{step}.done") };
     assert_eq!(listed_by(&run, &none), [(40, Complete)], "also without an adapter");
 }
+
+/// The recipes of `configs/others` whose logs are recognized: a checkpoint that the program saves, and its files.
+const RECIPES: [(&str, &str, &[&str]); 8] = [
+    (
+        "musubi-tuner",
+        "lora-step00000200-state",
+        &["model.safetensors", "optimizer.bin", "scheduler.bin", "random_states_0.pkl"],
+    ),
+    ("diffusion-pipe", "20250212_07-06-40/global_step200", &["mp_rank_00_model_states.pt", "../latest"]),
+    ("ai-toolkit", "my_first_lora_v1/my_first_lora_v1_000000200.safetensors", &[]),
+    ("diffsynth", "step-200.safetensors", &[]),
+    (
+        "fastvideo",
+        "checkpoint-200",
+        &["distributed_checkpoint/__0_0.distcp", "distributed_checkpoint/.metadata", "transformer/a.safetensors"],
+    ),
+    ("torchtitan", "checkpoint/step-200", &["__0_0.distcp", ".metadata"]),
+    (
+        "diffusers",
+        "checkpoint-200",
+        &["pytorch_lora_weights.safetensors", "optimizer.bin", "scheduler.bin", "random_states_0.pkl"],
+    ),
+    (
+        "transformers",
+        "checkpoint-200",
+        &["model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json"],
+    ),
+];
+
+#[test]
+fn the_recipes_find_the_checkpoints_of_their_programs() {
+    for (name, checkpoint, files) in RECIPES {
+        let (_keep, run) = temp();
+        let path = format!("../../configs/others/{name}.toml");
+        let command = recipe::load(path.as_str().into(), &[]).unwrap().recipe.command;
+        if files.is_empty() {
+            let path = run.root.join(checkpoint);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, tensors()).unwrap();
+        } else {
+            let dir = make(&run, checkpoint, files);
+            if files.contains(&"../latest") {
+                fs::write(dir.join("../latest"), "global_step200").unwrap();
+            }
+        }
+        assert_eq!(listed_by(&run, &command), [(200, Complete)], "{name}");
+    }
+}
