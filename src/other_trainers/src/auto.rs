@@ -12,12 +12,16 @@ use crate::lines::Lines;
 use crate::measured::Values;
 use crate::reader::{LogEvent, ReaderOptions};
 use rundir::MetricSample;
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 /// The number of lines without steps after which the reader reports that it has found none. It still looks for them.
 const FIRST_LINES: u64 = 400;
 /// The most lines that are kept until the reader has decided.
 const MOST_HELD: usize = 400;
+
+/// The most kinds of lines and bars that are told apart.
+const MOST_SOURCES: usize = 256;
 
 /// Phrases that many trainers log.
 const PHRASES: [(&str, Phrase); 12] = [
@@ -106,8 +110,8 @@ pub(crate) struct AutoReader {
     /// Whether dictionaries came without bars between them: their order in the log is then not that of the program.
     is_unordered: bool,
     pending: Option<Pending>,
-    /// The newest sample that was returned, and its values.
-    last: Option<(MetricSample, Values)>,
+    /// The newest sample that was returned.
+    last: Option<MetricSample>,
     validation_loss: Option<f64>,
     evaluating: bool,
     has_reported: bool,
@@ -230,11 +234,11 @@ impl AutoReader {
             None => {
                 if let Some(pending) = &mut self.pending {
                     pending.values.merge(found.values);
-                } else if let Some((sample, mut values)) = self.last.take() {
+                } else if let Some(sample) = self.last.take() {
+                    let (step, t, loss) = (sample.step, sample.t, sample.loss);
+                    let mut values = Values { loss, sample, ..Values::default() };
                     values.merge(found.values);
-                    let sample = self.sample_of(sample.step, sample.t, &values);
-                    events.push(LogEvent::Metric(Box::new(sample.clone())));
-                    self.last = Some((sample, values));
+                    self.give(self.sample_of(step, t, values), events);
                 }
             }
         }
@@ -249,14 +253,21 @@ impl AutoReader {
         let source = Source::of(&found);
         let start_step = self.options.start_step;
         let is_first = !self.bars.contains_key(&source);
+        // Bars of downloads have the names of their files.
+        if is_first && self.bars.len() >= MOST_SOURCES {
+            return;
+        }
         let state = self.bars.entry(source.clone()).or_insert_with(|| BarState {
             first: count,
             // A run that continues within a later epoch draws the bar of that epoch.
             offset: source.total.filter(|total| *total > 0).map_or(0, |total| start_step / total * total),
             ..BarState::default()
         });
-        if !is_first && count < state.count && Some(state.count) == source.total {
-            state.offset += state.count;
+        // A bar that begins again shows the next epoch. Its last drawing may be missing, because tqdm draws at most ten times a second.
+        if let Some(total) =
+            source.total.filter(|total| !is_first && count < state.count && is_near_end(state.count, *total))
+        {
+            state.offset += total;
         }
         let is_redrawn = state.tail != found.tail;
         if is_redrawn && state.tail.is_empty() && !is_first {
@@ -302,6 +313,9 @@ impl AutoReader {
         }
         // If the user has described the lines with the step, no others have it.
         let is_described = source.kind == Kind::Pattern || !self.has_group("step");
+        if self.evidence.len() >= MOST_SOURCES && !self.evidence.contains_key(&source) {
+            return;
+        }
         let evidence = self.evidence.entry(source.clone()).or_default();
         let is_progress = matches!(source.kind, Kind::Bar | Kind::Pattern);
         let counts = is_described && (has_loss || is_progress) && !found.is_validation && step > 0;
@@ -329,12 +343,15 @@ impl AutoReader {
 
     fn decide(&mut self, source: Source, events: &mut Vec<LogEvent>) {
         let held = std::mem::take(&mut self.held);
-        let mut names: Vec<String> = Vec::new();
+        let mut names: Vec<Cow<'static, str>> = Vec::new();
         for (_, _, found, _) in held.iter().filter(|(of, ..)| *of == source) {
             let new = found.values.names.iter().filter(|name| !names.contains(name)).cloned().collect::<Vec<_>>();
             names.extend(new);
         }
-        events.push(LogEvent::Recognized { format: source.in_words(), metrics: names });
+        events.push(LogEvent::Recognized {
+            format: source.in_words(),
+            metrics: names.into_iter().map(Cow::into_owned).collect(),
+        });
         self.decided = Some(source);
         self.has_reported = true;
         for (source, step, found, t) in held {
@@ -383,11 +400,10 @@ impl AutoReader {
         if let Some(pending) = self.pending.as_mut().filter(|pending| is_of(pending.step)) {
             self.validation_loss = Some(loss);
             pending.values.sample.validation_loss = Some(loss);
-        } else if let Some((sample, _)) = self.last.as_mut().filter(|(sample, _)| is_of(sample.step)) {
+        } else if let Some(sample) = self.last.take_if(|sample| is_of(sample.step)) {
             self.validation_loss = Some(loss);
-            sample.validation_loss = Some(loss);
             // A later line of the same step replaces the earlier one.
-            events.push(LogEvent::Metric(Box::new(sample.clone())));
+            self.give(MetricSample { validation_loss: Some(loss), ..sample }, events);
         }
     }
 
@@ -410,7 +426,7 @@ impl AutoReader {
         })
     }
 
-    fn sample_of(&self, step: u64, t: f64, values: &Values) -> MetricSample {
+    fn sample_of(&self, step: u64, t: f64, values: Values) -> MetricSample {
         MetricSample {
             attempt: self.options.attempt,
             step,
@@ -418,29 +434,39 @@ impl AutoReader {
             is_from_log: true,
             has_no_loss: values.loss.is_none(),
             loss: values.loss.filter(|loss| loss.is_finite()),
-            ..values.sample.clone()
+            ..values.sample
         }
+    }
+
+    /// Returns a sample, and keeps it for values that come later.
+    fn give(&mut self, sample: MetricSample, events: &mut Vec<LogEvent>) {
+        self.last = Some(sample.clone());
+        events.push(LogEvent::Metric(Box::new(sample)));
     }
 
     fn pass_on(&mut self, events: &mut Vec<LogEvent>) {
         let Some(Pending { step, t, values, .. }) = self.pending.take() else { return };
-        let before = self.last.as_ref().map_or(self.options.start_step, |(sample, _)| sample.step);
+        let before = self.last.as_ref().map_or(self.options.start_step, |sample| sample.step);
         let has_no_loss = values.loss.is_none();
         if step <= before || (has_no_loss && !self.is_progress()) {
             return;
         }
-        let mut sample = self.sample_of(step, t, &values);
+        let mut sample = self.sample_of(step, t, values);
         if sample.step_s == 0.0
-            && let Some((last, _)) = &self.last
+            && let Some(last) = &self.last
         {
             sample.step_s = (t - last.t).max(0.0) / (step - last.step) as f64;
         }
         if std::mem::take(&mut self.evaluating) {
             events.push(LogEvent::EvaluationEnded);
         }
-        events.push(LogEvent::Metric(Box::new(sample.clone())));
-        self.last = Some((sample, values));
+        self.give(sample, events);
     }
+}
+
+/// Returns whether a bar was at its end, or within a tenth of it.
+fn is_near_end(count: u64, total: u64) -> bool {
+    count <= total && count >= total - total / 10
 }
 
 #[cfg(test)]

@@ -79,7 +79,8 @@ fn step_s(speed: &str) -> Option<f64> {
     let number = number.parse::<f64>().ok()?;
     let seconds = match unit.strip_prefix("s/") {
         Some(_) => number,
-        None if unit.ends_with("/s") => 1.0 / number,
+        // A rate in thousands, such as `1.2kit/s`, belongs to a count in thousands.
+        None if unit.ends_with("/s") && !unit.starts_with(['k', 'M', 'G']) => 1.0 / number,
         None => return None,
     };
     Some(seconds).filter(|seconds| seconds.is_finite())

@@ -5,8 +5,8 @@
 pub(crate) struct Field {
     /// Lower case, with `_` for spaces: `lm_loss`.
     pub name: String,
-    /// The last word of the name.
-    pub last: String,
+    /// Where the last word begins in the name.
+    pub last_at: usize,
     /// May be NaN.
     pub value: f64,
     /// The unit after the name or the number: `ms`, `gib`, `%`; empty if none is written.
@@ -22,6 +22,11 @@ pub(crate) struct Field {
 }
 
 impl Field {
+    /// Returns the last word of the name.
+    pub fn last(&self) -> &str {
+        &self.name[self.last_at..]
+    }
+
     /// Returns a number that counts something; `None` for fractions. Lightning prints counts as `794.0`.
     pub fn count(&self) -> Option<u64> {
         let whole = self.value.fract() == 0.0 && (0.0..9e15).contains(&self.value);
@@ -31,21 +36,6 @@ impl Field {
 
 /// The units that may follow a number after a space.
 const UNITS: [&str; 12] = ["ms", "s", "sec", "secs", "seconds", "us", "gib", "gb", "mib", "mb", "g", "m"];
-/// Names of more than one word that no separator follows.
-const TWO_WORDS: [&str; 12] = [
-    "grad norm",
-    "gradient norm",
-    "learning rate",
-    "global step",
-    "train loss",
-    "training loss",
-    "val loss",
-    "valid loss",
-    "validation loss",
-    "eval loss",
-    "test loss",
-    "lm loss",
-];
 /// The longest name, in words. A longer one is prose.
 const MOST_WORDS: usize = 6;
 
@@ -200,26 +190,24 @@ impl<'a> Scan<'a> {
     }
 
     fn push(&mut self, value: f64, unit: String, is_whole: bool, of: Option<u64>) {
-        let words = if self.is_separated {
-            &self.words[self.words.len().saturating_sub(MOST_WORDS)..]
-        } else {
-            let last_two = &self.words[self.words.len().saturating_sub(2)..];
-            let joined = name_of(last_two, " ");
-            let is_pair = TWO_WORDS.contains(&joined.as_str());
-            if is_pair { last_two } else { &self.words[self.words.len() - 1..] }
-        };
+        let words = &self.words[self.words.len().saturating_sub(MOST_WORDS)..];
         if let Some((at, _)) = words.first() {
             let unit = if unit.is_empty() { std::mem::take(&mut self.unit) } else { unit };
-            let (name, at, is_separated) = (name_of(words, "_"), *at, self.is_separated);
-            let last = name_of(&words[words.len() - 1..], "");
-            self.fields.push(Field { name, last, value, unit, is_whole, of, is_separated, at });
+            let (at, is_separated) = (*at, self.is_separated);
+            let mut name = String::new();
+            let mut last_at = 0;
+            for (_, word) in words {
+                if !name.is_empty() {
+                    name.push('_');
+                }
+                last_at = name.len();
+                name.push_str(word);
+            }
+            name.make_ascii_lowercase();
+            self.fields.push(Field { name, last_at, value, unit, is_whole, of, is_separated, at });
         }
         self.forget();
     }
-}
-
-fn name_of(words: &[(usize, &str)], between: &str) -> String {
-    words.iter().map(|(_, word)| word.to_ascii_lowercase()).collect::<Vec<_>>().join(between)
 }
 
 fn is_nan(word: &str) -> bool {
@@ -265,10 +253,13 @@ pub(crate) fn parse(text: &str) -> Option<f64> {
 
 /// Returns the unit that is glued to a number; `None` if the letters are not a unit, so that the whole is not a number.
 fn unit_of(suffix: &str) -> Option<String> {
-    const GLUED: [&str; 22] = [
-        "", "%", "s", "ms", "us", "sec", "gib", "gb", "mib", "mb", "g", "m", "kib", "kb", "s/it", "it/s", "s/step",
+    const GLUED: [&str; 21] = [
+        "%", "s", "ms", "us", "sec", "gib", "gb", "mib", "mb", "g", "m", "kib", "kb", "s/it", "it/s", "s/step",
         "ms/step", "tflops", "tflop/s", "k", "tok/s",
     ];
+    if suffix.is_empty() {
+        return Some(String::new());
+    }
     let unit = suffix.to_ascii_lowercase();
     GLUED.contains(&unit.as_str()).then_some(unit)
 }

@@ -2,7 +2,7 @@
 
 use crate::bar::Bar;
 use crate::fields::{self, Field, fields};
-use crate::measured::{Meaning, Values, is_loss};
+use crate::measured::{Meaning, Values, is_known, is_loss};
 use recipe::LogPattern;
 use serde_json::Value;
 
@@ -151,21 +151,26 @@ pub(crate) fn find_by(patterns: &[LogPattern], line: &str) -> Option<Found> {
     Some(Found { kind: Kind::Pattern, name, step, total: None, values, tail, is_validation: false })
 }
 
-/// Returns the words of a text in lower case, without numbers.
-fn words(text: &str) -> impl Iterator<Item = String> {
-    text.split(|c: char| !c.is_alphabetic()).filter(|word| !word.is_empty()).map(str::to_lowercase)
+/// Returns the words of a text, without numbers.
+fn words(text: &str) -> impl Iterator<Item = &str> {
+    text.split(|c: char| !c.is_alphabetic()).filter(|word| !word.is_empty())
+}
+
+/// Returns whether a text has one of these words.
+fn has_word(text: &str, list: &[&str]) -> bool {
+    words(text).any(|word| list.iter().any(|other| word.eq_ignore_ascii_case(other)))
 }
 
 fn of_bar(bar: &Bar<'_>) -> Option<Found> {
     // A wrapper may add its own text to each line: `[08:03:35] [STDERR] steps`.
     let name = bar.name.rsplit(']').next().unwrap_or_default().trim();
-    if words(name).any(|word| VALIDATION.contains(&word.as_str()) || NOT_STEPS.contains(&word.as_str())) {
+    if has_word(name, &VALIDATION) || has_word(name, &NOT_STEPS) {
         return None;
     }
     let tail = fields(bar.tail);
     let mut values = Values::default();
     // In a bar, a step within the fields repeats its count, or counts from 0.
-    let measured = tail.iter().filter(|field| !STEPS.contains(&field.name.as_str()));
+    let measured = tail.iter().filter(|field| !is_step_name(&field.name));
     measured.for_each(|field| values.add(field, Meaning::default()));
     if values.sample.step_s == 0.0 {
         values.sample.step_s = bar.step_s.unwrap_or(0.0);
@@ -213,15 +218,15 @@ fn of_object(line: &str) -> Option<Found> {
         return None;
     }
     let mut text = fields(before);
-    text.retain(|field| STEPS.contains(&field.name.as_str()));
+    text.retain(|field| is_step_name(&field.name));
     found.extend(text);
     let step = step_of(&found);
     let evaluated = found.iter().any(|field| field.name.starts_with("eval_") || field.name.starts_with("eval/"));
     let has_loss = found.iter().any(|field| is_loss(&field.name));
-    let is_validation = (evaluated && !has_loss) || words(before).any(|word| VALIDATION.contains(&word.as_str()));
+    let is_validation = (evaluated && !has_loss) || has_word(before, &VALIDATION);
     let mut values = Values::default();
     let meaning = Meaning { is_validation, has_epochs: kind == Kind::Dict, tps: None };
-    let measured = found.iter().filter(|field| !STEPS.contains(&field.name.as_str()));
+    let measured = found.iter().filter(|field| !is_step_name(&field.name));
     measured.for_each(|field| values.add(field, meaning));
     (!values.is_empty()).then(|| Found {
         kind,
@@ -296,7 +301,7 @@ fn is_whole(text: &str) -> bool {
 fn field(name: &str, value: f64, is_whole: bool) -> Field {
     Field {
         name: name.to_owned(),
-        last: name.to_owned(),
+        last_at: 0,
         value,
         unit: String::new(),
         is_whole,
@@ -306,10 +311,20 @@ fn field(name: &str, value: f64, is_whole: bool) -> Field {
     }
 }
 
+/// Returns whether a field with this name is a step.
+fn is_step_name(name: &str) -> bool {
+    (name.contains("step") || name.contains("it")) && STEPS.contains(&name)
+}
+
 /// Returns the field with the step.
 fn step_of(found: &[Field]) -> Option<&Field> {
-    let is_step = |field: &&Field, name: &str| (field.name == name || field.last == name) && field.count().is_some();
-    STEPS.iter().find_map(|name| found.iter().find(|field| is_step(field, name)))
+    let rank = |field: &Field| {
+        let known = [field.name.as_str(), field.last()].into_iter().find(|name| is_step_name(name))?;
+        let rank = STEPS.iter().position(|name| *name == known)?;
+        field.count().is_some().then_some(rank)
+    };
+    let ranked = found.iter().filter_map(|field| Some((rank(field)?, field)));
+    ranked.min_by_key(|(rank, _)| *rank).map(|(_, field)| field)
 }
 
 fn of_text(line: &str, ranks: usize) -> Option<Found> {
@@ -331,12 +346,14 @@ fn of_text(line: &str, ranks: usize) -> Option<Found> {
     };
     let first = &found[0];
     let of_name = if first == step { first.name.as_str() } else { "" };
-    let is_validation = words(&line[..first.at]).chain(words(of_name)).any(|word| VALIDATION.contains(&word.as_str()));
+    let is_validation = has_word(&line[..first.at], &VALIDATION) || has_word(of_name, &VALIDATION);
     let mut values = Values::default();
     let tps = (kind == Kind::Torchtitan).then_some(ranks.max(1) as f64);
     let meaning = Meaning { tps, is_validation, has_epochs: false };
-    let measured = found.iter().filter(|field| *field != step && !STEPS.contains(&field.name.as_str()));
+    // A name before the step may be that of a file and its line.
+    let is_value = |field: &&Field| field.at > step.at || is_known(&field.name);
+    let measured = found.iter().filter(|field| *field != step && !is_step_name(&field.name)).filter(is_value);
     measured.for_each(|field| values.add(field, meaning));
-    let (name, total, tail) = (step.last.clone(), step.of, String::new());
+    let (name, total, tail) = (step.last().to_owned(), step.of, String::new());
     (!values.is_empty()).then(|| Found { kind, name, step: step.count(), total, values, tail, is_validation })
 }

@@ -26,4 +26,4 @@ mod ttt_video_dit;
 pub use checkpoints::{checkpoint_folders, checkpoints, latest, latest_strict, written_over_s};
 pub use lines::clean;
 pub use reader::{LogEvent, LogReader, ReaderOptions};
-pub use report::{LineYield, LogReport, report};
+pub use report::{LineYield, LogReport, NamedValues, report};

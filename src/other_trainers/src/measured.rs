@@ -1,7 +1,10 @@
 //! Turns the names and units of a log into the metrics of a sample.
 
 use crate::fields::Field;
-use rundir::{MetricSample, NamedSeries, find_series};
+use rundir::{MetricSample, NAMED_SERIES, NamedSeries, find_series};
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::sync::LazyLock;
 
 /// The most values with names of their own that a step may have.
 const MOST_OTHERS: usize = 64;
@@ -80,7 +83,7 @@ pub(crate) struct Values {
     /// The other values, with [`MetricSample::step`] 0.
     pub sample: MetricSample,
     /// The names of the metrics that are set, in the order of the line.
-    pub names: Vec<String>,
+    pub names: Vec<Cow<'static, str>>,
 }
 
 /// The meaning of values that depends on the program.
@@ -153,7 +156,7 @@ impl Values {
             return;
         }
         let name = if field.unit.is_empty() { field.name.clone() } else { format!("{} ({})", field.name, field.unit) };
-        self.names.push(name.clone());
+        self.names.push(name.clone().into());
         self.sample.other.insert(name, Some(field.value).filter(|value| (*value as f32).is_finite()));
     }
 
@@ -199,19 +202,31 @@ impl Values {
     }
 }
 
+/// The metric of a name, and its field.
+type Known = (Option<&'static str>, Option<&'static NamedSeries>);
+
+/// Every name that is known. A log has many lines with many names.
+static KNOWN: LazyLock<HashMap<&'static str, Known>> = LazyLock::new(|| {
+    let of_series = NAMED_SERIES.iter().flat_map(|series| {
+        let names = std::iter::once(series.metric).chain(series.aliases.iter().copied());
+        names.map(move |name| (name, (Some(series.metric), Some(series))))
+    });
+    let of_logs = NAMES
+        .iter()
+        .flat_map(|(metric, names)| names.iter().map(move |name| (*name, (Some(*metric), find_series(metric)))));
+    of_series.chain(of_logs).collect()
+});
+
 /// Returns the metric of a name, and its field.
-fn metric_of(name: &str) -> (Option<&'static str>, Option<&'static NamedSeries>) {
-    let of_table = |name: &str| {
-        let log_name = NAMES.iter().find(|(_, names)| names.contains(&name)).map(|(metric, _)| *metric);
-        let series = find_series(log_name.unwrap_or(name));
-        (log_name.or(series.map(|series| series.metric)), series)
-    };
-    let found = of_table(name);
-    let section = ["metrics/", "train/", "training/"].iter().find_map(|section| name.strip_prefix(section));
-    match section {
-        Some(inner) if found.0.is_none() => of_table(inner),
-        _ => found,
-    }
+fn metric_of(name: &str) -> Known {
+    let section = || ["metrics/", "train/", "training/"].iter().find_map(|section| name.strip_prefix(section));
+    let found = KNOWN.get(name).or_else(|| KNOWN.get(section()?));
+    found.copied().unwrap_or((None, None))
+}
+
+/// Returns whether a name is that of a metric.
+pub(crate) fn is_known(name: &str) -> bool {
+    metric_of(name).0.is_some()
 }
 
 /// Returns whether a name is that of the training loss.

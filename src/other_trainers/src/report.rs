@@ -10,6 +10,9 @@ use recipe::OtherTrainer;
 use rundir::{METRICS, MetricSample, MetricSource};
 use serde::Serialize;
 
+/// Values by the names of metrics, or by the names in the log. `None`: not finite.
+pub type NamedValues = Vec<(String, Option<f64>)>;
+
 /// What a line yields.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct LineYield {
@@ -21,8 +24,8 @@ pub struct LineYield {
     pub kind: String,
     /// Its step. A dictionary of Hugging Face's Trainer has none: its step is that of the bar after it.
     pub step: Option<u64>,
-    /// Its values: the names of metrics, or the names in the log. `None`: not finite.
-    pub values: Vec<(String, Option<f64>)>,
+    /// Its values.
+    pub values: NamedValues,
 }
 
 /// What a log yields.
@@ -35,7 +38,7 @@ pub struct LogReport {
     /// The lines that have the steps; `None` if none were recognized.
     pub recognized: Option<String>,
     /// The steps that a run would show, with their values.
-    pub steps: Vec<(u64, Vec<(String, Option<f64>)>)>,
+    pub steps: Vec<(u64, NamedValues)>,
 }
 
 /// Reads a whole log.
@@ -102,7 +105,7 @@ fn kind_of(found: &Found) -> String {
     }
 }
 
-fn of_adapter(line: Line) -> (String, Option<u64>, Vec<(String, Option<f64>)>) {
+fn of_adapter(line: Line) -> (String, Option<u64>, NamedValues) {
     match line {
         Line::Step(step) => {
             let sample = MetricSample {
@@ -132,7 +135,7 @@ fn of_adapter(line: Line) -> (String, Option<u64>, Vec<(String, Option<f64>)>) {
 }
 
 /// Returns the values of a sample, by the names of the metrics.
-fn values(sample: &MetricSample) -> Vec<(String, Option<f64>)> {
+fn values(sample: &MetricSample) -> NamedValues {
     let finite = |value: f64| Some(value).filter(|value| value.is_finite());
     let mut list = Vec::new();
     for metric in METRICS {

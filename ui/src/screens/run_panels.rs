@@ -183,7 +183,7 @@ pub(super) fn step_word(run: &RunScreen) -> &'static str {
 /// Returns the text for a panel that has no steps to draw.
 pub(super) fn no_step(run: &RunScreen) -> &'static str {
     match run.status.as_ref().map(|status| &status.row) {
-        Some(row) if row.is_stepless => "No steps in the log (command.adapter)",
+        Some(row) if row.is_stepless => "No steps are read from the log",
         Some(row) if row.task == Task::Encode => "No clip yet",
         _ => "No step yet",
     }

@@ -175,6 +175,9 @@ fn numbers_that_are_no_training_steps_are_not_shown() {
         "loss 0.5\nloss 0.4\n",
         "step 7 loss 0.5 again: step 7 loss 0.5\nstep 7 loss 0.5\nstep 3\n",
         "ssh port 22, step 2 of the installation\n",
+        "step 1 best loss 0.3\nstep 2 best loss 0.2\n",
+        "step 10% loss 0.5\nstep 20% loss 0.4\n",
+        "100/100 [====] - 1s 10ms/step - loss: 0.5 - val_loss: 0.6\n100/100 [====] - 1s 10ms/step - loss: 0.4 - val_loss: 0.5\n",
         // The order of a buffered output is not that of the bar.
         "  1%|  | 1/9 [00:01<00:09, 1.00s/it]\r  2%|  | 2/9 [00:01<00:09, 1.00s/it]\n{'loss': 0.5, 'epoch': 0.1}\n{'loss': 0.4, 'epoch': 0.2}\n  \
          3%|  | 3/9 [00:01<00:09, 1.00s/it]\r",
@@ -221,6 +224,27 @@ fn patterns_describe_lines_that_are_not_known() {
     events.extend(reader.pause(2.0));
     events.extend(reader.read(b"peak 2048 kl 0.1\n", 3.0));
     assert_eq!(events.iter().skip(1).map(line).collect::<Vec<_>>(), ["1: loss=0.5 step_s=0.25", want[0]]);
+}
+
+#[test]
+fn only_names_after_the_step_are_values_of_their_own() {
+    let line = |step| {
+        format!("2026-11-20 10:00:01.123 | INFO     | __main__:train:42 - step {step} loss: 0.{step} best: 0.25\n")
+    };
+    let shown = of_text(&[line(1), line(2)].concat());
+    assert_eq!(shown[1..], ["1: loss=0.1 \"best\"=0.25", "2: loss=0.2 \"best\"=0.25"], "{shown:?}");
+}
+
+#[test]
+fn a_bar_that_begins_again_counts_on_from_the_epoch_before() {
+    let bar = |count: u64, loss: &str| format!("\rtrain:  1%|  | {count}/20 [00:05<00:40,  5.00s/it, loss={loss}]");
+    // The last drawing of the first epoch is missing.
+    let log = [bar(10, "0.5"), bar(19, "0.4"), bar(1, "0.3"), bar(20, "0.2"), bar(1, "0.1")].concat() + "\n";
+    let want = [(10, Some(0.5)), (19, Some(0.4)), (21, Some(0.3)), (40, Some(0.2)), (41, Some(0.1))];
+    assert_eq!(losses(&log), want);
+    // A bar that begins again in the middle is another attempt of the program, whose steps are not certain.
+    let log = [bar(5, "0.5"), bar(10, "0.4"), bar(1, "0.3"), bar(11, "0.2")].concat() + "\n";
+    assert_eq!(losses(&log), [(5, Some(0.5)), (10, Some(0.4)), (11, Some(0.2))]);
 }
 
 #[test]
