@@ -3,7 +3,7 @@
 use crate::bar;
 use crate::formats::{Line, Phrase, Step};
 use crate::lines::Lines;
-use crate::reader::{LogEvent, ReaderOptions};
+use crate::log_event::{LogEvent, ReaderOptions};
 use crate::table::formats;
 use recipe::OtherTrainer;
 use rundir::MetricSample;

@@ -350,8 +350,8 @@ fn of_text(line: &str, ranks: usize) -> Option<Found> {
     let mut values = Values::default();
     let tps = (kind == Kind::Torchtitan).then_some(ranks.max(1) as f64);
     let meaning = Meaning { tps, is_validation, has_epochs: false };
-    // A name before the step may be that of a file and its line.
-    let is_value = |field: &&Field| field.at > step.at || is_known(&field.name);
+    // In text of an unknown program, a name before the step may be that of a file and its line.
+    let is_value = |field: &&Field| kind != Kind::Text || field.at > step.at || is_known(&field.name);
     let measured = found.iter().filter(|field| *field != step && !is_step_name(&field.name)).filter(is_value);
     measured.for_each(|field| values.add(field, meaning));
     let (name, total, tail) = (step.last().to_owned(), step.of, String::new());

@@ -15,6 +15,7 @@ mod finetrainers;
 mod formats;
 mod found;
 mod lines;
+mod log_event;
 mod measured;
 mod open_sora;
 mod presets;
@@ -25,5 +26,6 @@ mod ttt_video_dit;
 
 pub use checkpoints::{checkpoint_folders, checkpoints, latest, latest_strict, written_over_s};
 pub use lines::clean;
-pub use reader::{LogEvent, LogReader, ReaderOptions};
+pub use log_event::{LogEvent, ReaderOptions};
+pub use reader::LogReader;
 pub use report::{LineYield, LogReport, NamedValues, report};

@@ -1,10 +1,14 @@
 //! Recipes for other programs: the `[command]` section and its placeholders.
 
+mod checkpoints;
+
 use camino::Utf8PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::schema::{COMMAND, Kind, OPTIONAL_PATH, Spec, TEXT, TEXTS, word};
 use crate::{Pattern, ResumeEffect};
+
+pub use checkpoints::{CheckpointFormat, CheckpointNames, CheckpointPreset, CompleteRule};
 
 words! {
     /// The trainer of a recipe.

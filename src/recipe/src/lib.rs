@@ -12,7 +12,6 @@ mod declare;
 
 mod buckets;
 mod check;
-mod checkpoint_names;
 mod command;
 mod condition;
 mod cost;
@@ -58,8 +57,10 @@ mod train;
 mod value;
 
 pub use buckets::{Bucket, BucketRule, BucketSpec, Buckets, ClipSize, Misfit};
-pub use checkpoint_names::{CheckpointFormat, CheckpointNames, CheckpointPreset, CompleteRule};
-pub use command::{Command, LogPattern, OtherTrainer, Per, TrainerKind, fill};
+pub use command::{
+    CheckpointFormat, CheckpointNames, CheckpointPreset, Command, CompleteRule, LogPattern, OtherTrainer, Per,
+    TrainerKind, fill,
+};
 pub use condition::{ConditionKind, Conditioning, MaskKind};
 pub use cost::{BlockCost, Cost, Flops, GPU_SHARE, Offloaded, Overhead, RankMemory, Traffic, save_reserve_s};
 pub use curriculum::{Curriculum, StageSpec, StageStart};

@@ -113,32 +113,6 @@ fn logs_are_read_without_the_name_of_their_trainer() {
 }
 
 #[test]
-fn a_reader_of_a_known_trainer_and_auto_read_the_same_losses() {
-    use OtherTrainer::{CogvideoxFactory, Finetrainers, OpenSora, TttVideoDit, VideoxFun};
-    for (name, trainer, start_step) in [
-        ("open-sora-2", OpenSora, 0),
-        ("finetrainers", Finetrainers, 0),
-        ("cogvideox-factory-sft-f476c37", CogvideoxFactory, 0),
-        ("videox-fun-804a425", VideoxFun, 0),
-        ("ttt-video-dit", TttVideoDit, 10),
-    ] {
-        let log = log(name);
-        let samples = |trainer| {
-            let options = ReaderOptions { start_step, ..ReaderOptions::new(trainer) };
-            let mut reader = crate::LogReader::new(options);
-            let mut events = reader.read(&log, 1000.0);
-            events.extend(reader.end(1001.0));
-            let of = |event: LogEvent| match event {
-                LogEvent::Metric(sample) => Some((sample.step, sample.loss, sample.grad_norm)),
-                _ => None,
-            };
-            events.into_iter().filter_map(of).collect::<Vec<_>>()
-        };
-        assert_eq!(samples(OtherTrainer::Auto), samples(trainer), "{name}");
-    }
-}
-
-#[test]
 fn plain_lines_are_read_in_usual_spellings() {
     for log in [
         "step 1 loss 0.5 lr 1e-5\nstep 2 loss 0.4 lr 1e-5\n",

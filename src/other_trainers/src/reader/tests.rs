@@ -123,6 +123,28 @@ fn logs_that_the_programs_printed_are_read() {
 }
 
 #[test]
+fn a_reader_of_a_known_trainer_and_auto_read_the_same_losses() {
+    for (name, trainer, start_step) in [
+        ("open-sora-2", OpenSora, 0),
+        ("finetrainers", Finetrainers, 0),
+        ("cogvideox-factory-sft-f476c37", CogvideoxFactory, 0),
+        ("videox-fun-804a425", VideoxFun, 0),
+        ("ttt-video-dit", TttVideoDit, 10),
+    ] {
+        let log = log(name);
+        let samples = |trainer| {
+            let events = read(trainer, &log, start_step, log.len());
+            let of = |event: LogEvent| match event {
+                LogEvent::Metric(sample) => Some((sample.step, sample.loss, sample.grad_norm)),
+                _ => None,
+            };
+            events.into_iter().filter_map(of).collect::<Vec<_>>()
+        };
+        assert_eq!(samples(OtherTrainer::Auto), samples(trainer), "{name}");
+    }
+}
+
+#[test]
 fn a_step_is_held_back_until_its_own_loss_is_shown_even_while_the_trainer_saves() {
     let mut reader = reader(CogvideoxFactory, 0, 1);
     let bar =
