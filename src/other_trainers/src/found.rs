@@ -151,14 +151,25 @@ pub(crate) fn find_by(patterns: &[LogPattern], line: &str) -> Option<Found> {
     Some(Found { kind: Kind::Pattern, name, step, total: None, values, tail, is_validation: false })
 }
 
-/// Returns the words of a text, without numbers.
-fn words(text: &str) -> impl Iterator<Item = &str> {
-    text.split(|c: char| !c.is_alphabetic()).filter(|word| !word.is_empty())
+/// Returns whether a text has one of these words by itself. `test-node` and `my_test` have not `test`.
+fn has_word(text: &str, list: &[&str]) -> bool {
+    text.split_whitespace().any(|word| is_word(word, list))
 }
 
-/// Returns whether a text has one of these words.
-fn has_word(text: &str, list: &[&str]) -> bool {
-    words(text).any(|word| list.iter().any(|other| word.eq_ignore_ascii_case(other)))
+/// Returns whether a text is one of these words, in brackets or with a colon or not.
+fn is_word(text: &str, list: &[&str]) -> bool {
+    let word = text.trim_matches(|c: char| !c.is_alphanumeric());
+    list.iter().any(|other| word.eq_ignore_ascii_case(other))
+}
+
+/// Returns whether a line is about validation: `val step 10 …`, `step 10 | val | …`, `step=10 split=val …`.
+///
+/// * `before` — the text before the first name with a number.
+fn is_of_validation(line: &str, before: &str) -> bool {
+    let value = |word: &str| word.split_once(['=', ':']).is_some_and(|(_, value)| is_word(value, &VALIDATION));
+    has_word(before, &VALIDATION)
+        || line.split(['|', ',', ';', '[', ']', '(', ')']).any(|part| is_word(part, &VALIDATION))
+        || line.split_whitespace().any(value)
 }
 
 fn of_bar(bar: &Bar<'_>) -> Option<Found> {
@@ -205,13 +216,18 @@ fn of_object(line: &str) -> Option<Found> {
     }
     let open = line.find("{\"").into_iter().chain(line.find("{'")).min()?;
     let (before, object) = line.split_at(open);
-    let (kind, mut found) = match serde_json::from_str::<serde_json::Map<String, Value>>(object) {
+    let (kind, mut found, is_marked) = match serde_json::from_str::<serde_json::Map<String, Value>>(object) {
         Ok(map) => {
             let mut list = Vec::new();
             flatten("", &map, 0, &mut list);
-            (Kind::Json, list)
+            // `"split": "val"`.
+            let is_marked = map.values().filter_map(Value::as_str).any(|text| is_word(text, &VALIDATION));
+            (Kind::Json, list, is_marked)
         }
-        Err(_) => (Kind::Dict, entries(object)?),
+        Err(_) => {
+            let (list, is_marked) = entries(object)?;
+            (Kind::Dict, list, is_marked)
+        }
     };
     // The summary at the end of Hugging Face's Trainer has means of the whole run.
     if found.iter().any(|field| field.name == "train_runtime") {
@@ -223,7 +239,7 @@ fn of_object(line: &str) -> Option<Found> {
     let step = step_of(&found);
     let evaluated = found.iter().any(|field| field.name.starts_with("eval_") || field.name.starts_with("eval/"));
     let has_loss = found.iter().any(|field| is_loss(&field.name));
-    let is_validation = (evaluated && !has_loss) || has_word(before, &VALIDATION);
+    let is_validation = is_marked || (evaluated && !has_loss) || has_word(before, &VALIDATION);
     let mut values = Values::default();
     let meaning = Meaning { is_validation, has_epochs: kind == Kind::Dict, tps: None };
     let measured = found.iter().filter(|field| !is_step_name(&field.name));
@@ -256,10 +272,12 @@ fn flatten(above: &str, map: &serde_json::Map<String, Value>, depth: usize, list
     }
 }
 
-/// Reads the entries of a dictionary of Python whose values are numbers, or numbers in quotes; `None` if it is not a dictionary.
-fn entries(object: &str) -> Option<Vec<Field>> {
+/// Reads the entries of a dictionary of Python whose values are numbers, or numbers in quotes, and whether another value is a word of
+/// validation; `None` if it is not a dictionary.
+fn entries(object: &str) -> Option<(Vec<Field>, bool)> {
     let mut rest = object.strip_prefix('{')?.strip_suffix('}')?.trim();
     let mut list = Vec::new();
+    let mut is_marked = false;
     while !rest.is_empty() {
         let quote = rest.chars().next().filter(|quote| matches!(quote, '\'' | '"'))?;
         let (name, after) = rest[1..].split_once(quote)?;
@@ -267,9 +285,10 @@ fn entries(object: &str) -> Option<Vec<Field>> {
         let end = end_of_value(after);
         let value = after[..end].trim().trim_matches(['\'', '"']);
         list.extend(number(value).map(|number| field(&name.to_lowercase(), number, is_whole(value))));
+        is_marked |= is_word(value, &VALIDATION);
         rest = after[end..].trim_start_matches([',', ' ']);
     }
-    Some(list)
+    Some((list, is_marked))
 }
 
 /// Returns where a value of a dictionary ends: at the next comma outside brackets and quotes.
@@ -346,7 +365,8 @@ fn of_text(line: &str, ranks: usize) -> Option<Found> {
     };
     let first = &found[0];
     let of_name = if first == step { first.name.as_str() } else { "" };
-    let is_validation = has_word(&line[..first.at], &VALIDATION) || has_word(of_name, &VALIDATION);
+    let of_step = of_name.split('_').any(|word| is_word(word, &VALIDATION));
+    let is_validation = of_step || is_of_validation(line, &line[..first.at]);
     let mut values = Values::default();
     let tps = (kind == Kind::Torchtitan).then_some(ranks.max(1) as f64);
     let meaning = Meaning { tps, is_validation, has_epochs: false };

@@ -229,6 +229,35 @@ fn a_loss_that_is_not_finite_is_shown_as_such() {
 }
 
 #[test]
+fn lines_that_name_validation_in_any_place_give_no_training_loss() {
+    for marked in [
+        "val step 2 loss 0.9",
+        "[eval] step 2 loss 0.9",
+        "step 2 | val | loss: 0.9",
+        "step=2 split=val loss=0.9",
+        "step 2 (validation) loss 0.9",
+        "step 2 val loss 0.9",
+        "{\"split\": \"val\", \"step\": 2, \"loss\": 0.9}",
+        "{'mode': 'eval', 'step': 2, 'loss': 0.9}",
+    ] {
+        let train = if marked.starts_with('{') {
+            ["{\"step\": 1, \"loss\": 0.5}", "{\"step\": 2, \"loss\": 0.4}", "{\"step\": 3, \"loss\": 0.3}"]
+        } else {
+            ["step 1 loss 0.5", "step 2 loss 0.4", "step 3 loss 0.3"]
+        };
+        let shown = of_text(&format!("{}\n{}\n{marked}\n{}\n", train[0], train[1], train[2]));
+        let want = ["1: loss=0.5", "2: loss=0.4 validation_loss=0.9", "3: loss=0.3"];
+        assert_eq!(shown[1..], want, "{marked}");
+    }
+}
+
+#[test]
+fn names_of_nodes_and_jobs_are_no_words_of_validation() {
+    assert_eq!(losses("[test-node-1] step 1 loss 0.5\n[test-node-1] step 2 loss 0.4\n").len(), 2);
+    assert_eq!(losses("my_test_lora:  1%|  | 1/9 [00:05<00:40,  5.00s/it, loss=0.5]\n").len(), 1);
+}
+
+#[test]
 fn the_loss_of_validation_belongs_to_its_step() {
     let log = "step 1 loss 0.5\nstep 2 loss 0.4\nvalidation step 2 loss 0.7\nstep 3 loss 0.3\n";
     let lines = of_text(log);
