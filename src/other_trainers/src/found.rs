@@ -81,7 +81,7 @@ const STEPS: [&str; 15] = [
     "_step",
     "it",
 ];
-/// Words of bars that are no training steps, and of lines about validation.
+/// Words that mark bars and lines about validation.
 const VALIDATION: [&str; 12] = [
     "val",
     "valid",
@@ -96,6 +96,7 @@ const VALIDATION: [&str; 12] = [
     "testing",
     "sanity",
 ];
+/// Words in the names of bars that show other work than training steps.
 const NOT_STEPS: [&str; 21] = [
     "download",
     "downloading",
