@@ -61,16 +61,16 @@ fn the_peak_memory_of_a_step_of_wan_is_the_forecast() {
     let scene = Scene::of_wan();
     let long = scene.dataset("long", 13, [16, 16], 8);
     let long = format!("data.index={}", scene.text_dataset(&long, 16, 1));
-    let size = ["model.latent_height=16", "model.latent_width=16", "model.latent_frames=13", "model.num_heads=4"];
-    let model = ["model.head_dim=64", "model.ffn_dim=1024", "model.num_layers=2", long.as_str()];
+    let size = ["model.latent_height=16", "model.latent_width=16", "model.latent_frames=13", "model.num_heads=8"];
+    let model = ["model.head_dim=64", "model.ffn_dim=2048", "model.num_layers=2", long.as_str()];
     let run = ["train.steps=1", "optimizer.warmup_steps=1", "checkpoint.interval=0"];
     let base = [&size[..], &model, &run].concat();
     let lora = ["train.trainable=lora", "lora.rank=4"];
     for (name, samples, mesh, sets) in [
-        ("block", 8, [1, 1, 1], &[][..]),
-        ("none", 6, [1, 1, 1], &["remat.mode=none"]),
-        ("attention", 8, [1, 1, 1], &["remat.keep_attention=false"]),
-        ("fp32", 8, [1, 1, 1], &["train.dtype=float32"]),
+        ("block", 6, [1, 1, 1], &[][..]),
+        ("none", 5, [1, 1, 1], &["remat.mode=none"]),
+        ("attention", 6, [1, 1, 1], &["remat.keep_attention=false"]),
+        ("fp32", 5, [1, 1, 1], &["train.dtype=float32"]),
         ("lora", 8, [1, 1, 1], &lora),
         ("tp", 8, [1, 1, 2], &[]),
     ] {
@@ -84,6 +84,9 @@ fn the_peak_memory_of_a_step_of_wan_is_the_forecast() {
         let ((few_foreseen, few), (many_foreseen, many)) = (peak(2), peak(samples));
         let (foreseen, measured) = (many_foreseen - few_foreseen, many - few);
         println!("{name}: {measured:.4} GiB, forecast {foreseen:.4} GiB, ratio {:.3}", measured / foreseen);
-        assert!((measured / foreseen - 1.0).abs() < 0.2, "{name}: {measured:.4} GiB, forecast {foreseen:.4} GiB");
+        assert!(foreseen > 0.12, "{name}: {foreseen}");
+        // The memory of collectives in flight at the peak depends on which of two ranks is ahead.
+        let tolerance = if mesh == [1, 1, 1] { 0.2 } else { 0.3 };
+        assert!((measured / foreseen - 1.0).abs() < tolerance, "{name}: {measured:.4} GiB, forecast {foreseen:.4} GiB");
     }
 }

@@ -34,6 +34,14 @@ words! {
 }
 
 impl FamilyName {
+    /// Returns a model of the family on the Hugging Face Hub, for hints.
+    pub fn example(self) -> &'static str {
+        match self {
+            Self::CogVideoX => "zai-org/CogVideoX-5b",
+            Self::Wan => "Wan-AI/Wan2.1-T2V-1.3B-Diffusers",
+        }
+    }
+
     /// Returns the family of a word; CogVideoX without one, or with an unknown one, which the check of its key refuses.
     pub(crate) fn of_word(word: Option<&str>) -> Self {
         Self::ALL.into_iter().find(|family| Some(family.name()) == word).unwrap_or(Self::CogVideoX)

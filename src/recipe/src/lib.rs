@@ -38,7 +38,6 @@ mod model;
 mod model_table;
 mod name;
 mod nearest;
-mod objective;
 mod optim;
 #[cfg(test)]
 #[path = "../../../tests/oracle/mod.rs"]
@@ -71,6 +70,7 @@ pub use error::{RecipeError, RecipeErrorKind};
 pub use families::cogvideox::{
     BetaSchedule, CogVideoXKeys, Layer, LrAlignment, Positions, Rotary, SEGMENT_FRAMES, TimestepSpacing,
 };
+pub use families::wan::{Flow, FlowWeighting, NoiseLevels};
 pub use families::{Family, FamilyName, param_specs};
 pub use file::first_comment;
 pub use fit::MeshFit;
@@ -88,7 +88,6 @@ pub use mesh::Mesh;
 pub use model::{Model, Shape};
 pub use name::{is_name_char, name_of};
 pub use nearest::nearest;
-pub use objective::{Flow, FlowWeighting, NoiseLevels};
 pub use optim::{Optimizer, OptimizerGroup, OptimizerKind, StateBytes};
 pub use params::{FsdpUnit, ParamGroup, ParamInit, ParamRole, ParamSpec, Split};
 pub use prompt::{Prompt, WrongFlag, prompt_lines};

@@ -45,7 +45,10 @@ words! {
 
 /// Groups of layers that `lora.targets` can name, and the layers of a block in each.
 const GROUPS: [(&str, &[&str]); 4] = [
-    ("attention", &["attn.q", "attn.k", "attn.v", "attn.o"]),
+    (
+        "attention",
+        &["attn.q", "attn.k", "attn.v", "attn.o", "cross_attn.q", "cross_attn.k", "cross_attn.v", "cross_attn.o"],
+    ),
     ("feed_forward", &["mlp.up", "mlp.down"]),
     ("ttt", &["ttt.q", "ttt.k", "ttt.v", "ttt.o"]),
     ("modulation", &["norm1.linear", "norm2.linear"]),

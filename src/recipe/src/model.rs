@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::families::{Family, FamilySpec};
+use crate::families::{Family, FamilyName, FamilySpec};
 use crate::resume::WEIGHTS;
 use crate::schema::{POSITIVE, TRAIN_AND_SAMPLE, int};
 
@@ -126,6 +126,10 @@ impl Model {
     /// (`ttt/datasets/preembedding_dataset.py:55`) and divides by `eval.vae_scale_factor` (`ttt/models/vae/autoencoder.py:177`). Both are
     /// 1.0 in all of its presets, with CogVideoX's VAE, whose factor is 0.7.
     pub fn fits_vae_scale(&self, scaling_factor: f64) -> bool {
+        if self.family.name() == FamilyName::Wan {
+            // Stores have latents on the scale of the network. A factor is that of another family's VAE.
+            return scaling_factor == 1.0;
+        }
         // The tolerance allows for factors that are rounded to different numbers of digits.
         self.latent_scale == 1.0 || (scaling_factor / self.latent_scale - 1.0).abs() <= 1e-4
     }

@@ -257,13 +257,13 @@ impl Recipe {
         let like = match trained {
             Some(trained) => trained.clone(),
             None => {
+                let mut table: toml::Table =
+                    "[data]\nindex = \"/\"\n[train]\nsteps = 1\nglobal_batch = 1".parse().expect("this is TOML");
                 let condition = ConditionKind::of_channels(model.in_channels, model.out_channels);
-                let condition = condition.unwrap_or(ConditionKind::None).name();
-                let mut table: toml::Table = format!(
-                    "[data]\nindex = \"/\"\n[train]\nsteps = 1\nglobal_batch = 1\n[condition]\nkind = \"{condition}\""
-                )
-                .parse()
-                .expect("this is TOML");
+                if let Some(kind) = condition.filter(|kind| *kind != ConditionKind::None) {
+                    let section = toml::Table::from_iter([("kind".to_owned(), kind.name().into())]);
+                    table.insert("condition".into(), section.into());
+                }
                 table.insert("model".into(), model.to_table().into());
                 Recipe::from_table(&table)?
             }

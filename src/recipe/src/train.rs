@@ -154,10 +154,11 @@ section! {
         /// kernel: the CUDA kernel, or the run does not start; kernel_without_clusters: as kernel, with one thread block for each head;
         /// the CPU has a kernel of its own
         pub ttt_scan: TttScan = TttScan::Auto
-            => word::<TttScan>().read_by(TRAIN_AND_SAMPLE).on_resume(ResumeEffect::Rounding);
+            => word::<TttScan>().read_by(TRAIN_AND_SAMPLE).on_resume(ResumeEffect::Rounding).of_family(FamilyName::CogVideoX);
         /// norms, gates and rotary embeddings on GPUs; auto: CUDA kernels, which round once, where they can run, else libtorch's
         /// operators; operators: those; kernel: CUDA kernels, or the run does not start
-        pub fused: Fused = Fused::Auto => word::<Fused>().read_by(TRAIN_AND_SAMPLE).on_resume(ResumeEffect::Rounding);
+        pub fused: Fused = Fused::Auto
+            => word::<Fused>().read_by(TRAIN_AND_SAMPLE).on_resume(ResumeEffect::Rounding).of_family(FamilyName::CogVideoX);
         /// pieces in which the ranks of a TP group exchange tokens, so that a piece is on its way while another is computed; 1: all at
         /// once; 0: on GPUs up to 4 of at least 16 MiB, on CPUs 1. Always 1 with LoRA dropout, or if the number of tokens is not a
         /// multiple of mesh.tp
@@ -278,7 +279,7 @@ fn is_attention(name: &str) -> bool {
     const LAYERS: [&str; 6] = ["q", "k", "v", "o", "q_norm", "k_norm"];
     let mut parts = name.rsplit('.');
     let (_kind, layer, owner) = (parts.next(), parts.next(), parts.next());
-    owner == Some("attn") && layer.is_some_and(|layer| LAYERS.contains(&layer))
+    matches!(owner, Some("attn" | "cross_attn")) && layer.is_some_and(|layer| LAYERS.contains(&layer))
 }
 
 /// The parameters that are trained.
@@ -530,9 +531,9 @@ section! {
         /// keeps attention outputs for the backward pass instead of recomputing them
         pub keep_attention: bool = true => BOOL;
         /// keeps outputs and inner states of the scans of TTT layers for the backward pass instead of recomputing them
-        pub keep_scan: bool = false => BOOL;
+        pub keep_scan: bool = false => BOOL.of_family(FamilyName::CogVideoX);
         /// mini-batches of a TTT layer between saved inner states
-        pub scan_group: usize = 16 => int(1, 1_000_000);
+        pub scan_group: usize = 16 => int(1, 1_000_000).of_family(FamilyName::CogVideoX);
     }
 }
 

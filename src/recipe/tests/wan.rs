@@ -46,6 +46,9 @@ fn a_key_of_another_family_is_refused_by_name() {
         valid("wan.toml", &["model.in_channels=36"]),
         valid("wan.toml", &["objective.min_level=0.9", "objective.max_level=0.5"]),
         valid("wan.toml", &["model.head_dim=5"]),
+        valid("wan.toml", &["model.num_heads=6", "mesh.tp=3"]),
+        valid("wan.toml", &["objective.levels=steps", "objective.shift=12", "objective.max_level=0.011"]),
+        valid("wan.toml", &["train.fused=kernel"]),
     ]
     .map(|recipe| recipe.unwrap_err());
     assert_eq!(errors[0].kind, RecipeErrorKind::WrongFamily);
@@ -86,6 +89,21 @@ fn a_step_of_the_1_3b_model_has_the_flops_of_its_layers() {
     let (l, t, d, h) = (32_760.0, 512.0, 1536.0, 8960.0);
     let block = 4.0 * l * (l + t) * d + 2.0 * d * d * (6.0 * l + 2.0 * t) + 4.0 * l * d * h;
     assert!((cost.forward_flops / (30.0 * block) - 1.0).abs() < 0.002, "{}", cost.forward_flops / (30.0 * block));
+}
+
+#[test]
+fn adapters_and_trained_projections_include_the_attention_to_the_text() {
+    let recipe = load(Utf8Path::new("../../configs/wan/2.1-1.3b-lora.toml"), &[]).unwrap().recipe;
+    let layers = recipe.lora.layers(&recipe.model).unwrap();
+    assert_eq!(layers.len(), 30 * 10, "q, k, v and o of both attentions, and two layers of the MLP");
+    let qkvo = wan(&["train.trainable=qkvo"]);
+    assert!(qkvo.param_specs().iter().any(|spec| spec.name.contains("cross_attn.q.") && qkvo.train.trains(spec)));
+}
+
+#[test]
+fn weights_of_wan_without_a_recipe_can_be_sampled() {
+    let recipe = Recipe::for_sampling(&wan(&[]).model, None).unwrap();
+    assert_eq!((recipe.model.family.name(), recipe.sample.fps), (FamilyName::Wan, 16.0));
 }
 
 #[test]

@@ -73,7 +73,7 @@ pub(super) fn equal_shares(recipe: &Recipe) -> Result<(), Advice> {
     })
 }
 
-/// Each rank of a TP group has whole heads. The hidden units of the MLP, four times the width, are then divisible too.
+/// Each rank of a TP group has whole heads. The hidden units of CogVideoX, four times the width, are then divisible too.
 pub(super) fn whole_heads(recipe: &Recipe) -> Result<(), Advice> {
     let (heads, tp) = (recipe.model.num_heads, recipe.mesh.tp);
     if heads.is_multiple_of(tp) {

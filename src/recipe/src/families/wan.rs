@@ -7,6 +7,7 @@ mod keys;
 mod lora;
 mod model;
 mod names;
+mod objective;
 mod params;
 mod recognise;
 mod rules;
@@ -15,6 +16,7 @@ pub use keys::WanKeys;
 pub use lora::{AdapterForm, AdapterNames, adapter_names};
 pub use model::{ImageKeys, Release, WanModel};
 pub use names::{Layout, file_tensor};
+pub use objective::{Flow, FlowWeighting, NoiseLevels};
 pub use params::param_specs;
 pub use recognise::{NotWan, Recognised, Shapes, recognise};
 
@@ -65,6 +67,6 @@ impl FamilySpec for WanKeys {
     }
 
     fn adaptable_keys(&self) -> &'static [&'static str] {
-        &["base_frames", "base_height", "base_width"]
+        &[]
     }
 }
