@@ -158,7 +158,7 @@ impl Error {
                 ErrorCode::UnsupportedModel,
                 format!("cannot use {path}"),
                 why,
-                "give the tokenizer/ folder of a CogVideoX model, which is that of T5",
+                "give the tokenizer/ folder of a model of CogVideoX or Wan, which is that of T5 or umT5",
             ),
         }
     }
@@ -166,7 +166,7 @@ impl Error {
 
 fn read(path: &Utf8PathBuf) -> Result<Vec<u8>, Failure> {
     text_file::read_regular(path, text_file::MAX_TEXT).map_err(|e| {
-        let fix = "give the tokenizer/ folder of a CogVideoX model";
+        let fix = "give the tokenizer/ folder of a model of CogVideoX or Wan";
         Failure::new(ErrorCode::of_io(&e), format!("cannot read {path}"), e.to_string(), fix)
     })
 }

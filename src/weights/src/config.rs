@@ -1,5 +1,6 @@
 //! Converts the `config.json` of a diffusers transformer to a model and back.
 
+use crate::json_text::pretty;
 use crate::wan;
 use camino::Utf8Path;
 use recipe::families::wan::Release;
@@ -452,11 +453,6 @@ fn changed(text: &str, wanted: &Value) -> Option<String> {
     let differ = wanted.as_object()?.iter().filter(|(key, wanted)| was[key.as_str()] != **wanted);
     value.as_object_mut()?.extend(differ.map(|(key, wanted)| (key.clone(), wanted.clone())));
     (meaning(&value)? == *wanted).then(|| pretty(&value))
-}
-
-/// Formats a JSON file for people.
-pub(crate) fn pretty(value: &Value) -> String {
-    format!("{value:#}\n")
 }
 
 /// Returns the `config.json` of a model, and a note about each part of the model that a `config.json` cannot express.

@@ -20,6 +20,7 @@ pub mod fixtures;
 mod flight_record;
 mod initial_values;
 mod inspect;
+mod json_text;
 mod lfs;
 mod location;
 mod lora;

@@ -145,6 +145,20 @@ fn module(weight: &ParamSpec) -> Option<&str> {
     weight.diffusers.as_ref().unwrap_or(&weight.name).strip_suffix(".weight")
 }
 
+/// Returns the family of the model that adapters of a checkpoint belong to. Outside of its run, a checkpoint does not name it.
+fn family_of_adapters(checkpoint: &Checkpoint, tensors: &Tensors) -> FamilyName {
+    if let Ok(Some((model, _))) = checkpoint_model(&checkpoint.dir) {
+        return model.family.name();
+    }
+    // CogVideoX has no attention to a text of its own, and four times as many hidden units as its width.
+    let is_wan = |(name, up): (&String, &StoredTensor)| {
+        let down = || tensors.get(&name.replace(".lora_b", ".lora_a"));
+        let is_not_four = |down: &StoredTensor| up.shape.first() != down.shape.get(1).map(|width| 4 * width).as_ref();
+        name.contains(".cross_attn.") || name.ends_with(".mlp.up.lora_b") && down().is_some_and(is_not_four)
+    };
+    if tensors.iter().any(is_wan) { FamilyName::Wan } else { FamilyName::CogVideoX }
+}
+
 /// Opens a checkpoint, or the newest checkpoint of a run. `None` if it is not a checkpoint of adapters.
 fn adapter_checkpoint(path: &Utf8Path) -> Option<Checkpoint> {
     let run = RunDir::new(path);
@@ -209,9 +223,7 @@ impl LoraFile {
         let all = checkpoint_tensors(checkpoint)?;
         let (state, mut tensors): (Tensors, Tensors) = all.into_iter().partition(|(name, _)| name.contains('/'));
         use_average(path, &mut tensors, &state, ema)?;
-        // A checkpoint outside of its run is one of CogVideoX, as all were before there were other families.
-        let model = checkpoint_model(&checkpoint.dir)?;
-        let family = model.map_or(FamilyName::CogVideoX, |(model, _)| model.family.name());
+        let family = family_of_adapters(checkpoint, &tensors);
         let (mut layers, modules) = (BTreeMap::new(), OwnNames::new(family));
         for name in tensors.keys() {
             let Some(layer) = name.strip_suffix(".lora_a") else { continue };

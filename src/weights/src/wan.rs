@@ -1,6 +1,6 @@
 //! The files of Wan: the `config.json` of diffusers, and the original releases, which have no configuration.
 
-use crate::config::pretty;
+use crate::json_text::pretty;
 use crate::tensor_spans::Tensors;
 use camino::Utf8Path;
 use recipe::families::wan::{Layout, Shapes, WanModel, file_tensor, recognise};
@@ -13,6 +13,8 @@ use serde_json::{Value, json};
 pub(crate) const CLASS: &str = "WanTransformer3DModel";
 /// The latent frames, rows and columns of 81 frames of 480 × 832 pixels. No file has a size of videos.
 const LATENT: [usize; 3] = [21, 60, 104];
+/// The channels of the input and of the output of text to video.
+const CHANNELS: [usize; 2] = [16, 16];
 /// The rows of text that all published networks attend to.
 const TEXT_LEN: usize = 512;
 /// The width of a head in all published networks. The original files do not have it.
@@ -84,6 +86,7 @@ pub(crate) fn model_of_config(path: &Utf8Path, config: &Value) -> Result<Model, 
         Failure::new(ErrorCode::UnsupportedModel, format!("cannot use {path}"), why, fix)
     };
     let rows = config.patch_size[1];
+    let channels = [config.in_channels, config.out_channels];
     for (key, holds, value) in [
         ("image_dim", config.image_dim.is_none(), format!("{:?}", config.image_dim.unwrap_or(0))),
         (
@@ -96,6 +99,7 @@ pub(crate) fn model_of_config(path: &Utf8Path, config: &Value) -> Result<Model, 
             config.pos_embed_seq_len.is_none(),
             format!("{:?}", config.pos_embed_seq_len.unwrap_or(0)),
         ),
+        ("in_channels, out_channels", channels == CHANNELS, format!("{channels:?}")),
         ("patch_size", rows == config.patch_size[2], format!("{:?}", config.patch_size)),
         ("cross_attn_norm", config.cross_attn_norm, "false".into()),
         ("qk_norm", config.qk_norm.as_deref() == Some(QK_NORM), format!("{:?}", config.qk_norm)),
@@ -205,6 +209,11 @@ pub(crate) fn model_of_release(tensors: &Tensors) -> Result<Model, Failure> {
     if found.model.image.is_some() {
         let why = "it attends to embeddings of images, which the trainer does not support".to_owned();
         return Err(refuse(why, "use a text-to-video model of Wan 2.1 or 2.2"));
+    }
+    let channels = [found.model.in_channels, found.model.out_channels];
+    if channels != CHANNELS {
+        let why = format!("it has {channels:?} channels, and the trainer supports {CHANNELS:?} (text to video)");
+        return Err(refuse(why, "use a text-to-video model of Wan 2.1 or 2.2 A14B"));
     }
     model_of_network(&found.model).map_err(|why| refuse(why, "give the complete file of a release of Wan"))
 }

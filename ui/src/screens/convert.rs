@@ -33,7 +33,7 @@ const FORMS: [ConvertForm; 5] = [
 ];
 /// The supported sources: a name and a description of each.
 const SOURCES: [(&str, &str); 5] = [
-    ("diffusers", "CogVideoX 2B, 5B, 1.5, I2V, Fun: transformer/, or the pipeline"),
+    ("diffusers", "CogVideoX, Fun or Wan: transformer/, or the pipeline"),
     ("runs", "id, name, latest or folder (newest checkpoint), or a checkpoint"),
     ("ttt-video", "a folder of .distcp files, a .pt or .pth file"),
     ("LoRA", "an adapter of diffusers, PEFT or kohya: converted, or merged into weights"),
@@ -499,7 +499,7 @@ fn preview_lines(model: &Model, width: usize) -> Vec<Line<'static>> {
 fn made_lines(model: &Model, target: &Utf8PathBuf, to: ConvertForm, width: usize) -> Vec<Line<'static>> {
     let next = match to {
         ConvertForm::Internal => ("train", format!("vidtui launch RECIPE --init {target}")),
-        ConvertForm::Diffusers => ("load", format!("CogVideoXTransformer3DModel.from_pretrained(\"{target}\")")),
+        ConvertForm::Diffusers => ("load", format!("AutoModel.from_pretrained(\"{target}\")")),
         _ => ("merge", format!("vidtui convert MODEL OUT --to diffusers --merge {target}")),
     };
     let mut facts = vec![next, ("inspect", format!("vidtui inspect {target}"))];

@@ -2,7 +2,7 @@
 
 use crate::layouts::VIDEO_ENDINGS;
 use camino::{Utf8Path, Utf8PathBuf};
-use recipe::{Bucket, BucketRule, BucketSpec, ConditionKind, Conditioning, Model};
+use recipe::{Bucket, BucketRule, BucketSpec, ConditionKind, Conditioning, FamilyName, Model};
 use rundir::{ErrorCode, Failure, Versioned, read_toml};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_128;
@@ -279,6 +279,13 @@ impl StoreSpec {
             return bad(
                 format!("its VAE {} makes latents of {} channels, the model has {channels}", vae.name, vae.channels),
                 "encode the videos again with the VAE of the model".into(),
+            );
+        }
+        let is_wan = model.family.name() == FamilyName::Wan;
+        if is_wan && !model.fits_vae_scale(vae.scaling_factor) {
+            return bad(
+                format!("its latents are not those of the VAE of Wan: they were made with {}", vae.name),
+                "encode the videos again: vidtui data encode VIDEOS --for RECIPE --model DIR --out DATA".into(),
             );
         }
         if vae.scaling_factor != 0.0 && !model.fits_vae_scale(vae.scaling_factor) {

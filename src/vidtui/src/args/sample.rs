@@ -46,6 +46,9 @@ pub struct SampleArgs {
     /// Sampler [default: sample.scheduler of the run, or the scheduler of the folder, else the sampler that the authors of the model use]
     #[arg(long)]
     pub scheduler: Option<SchedulerArg>,
+    /// Shift of noise levels of models of Wan [default: sample.shift of the run, else 5]
+    #[arg(long)]
+    pub shift: Option<f64>,
     /// Frames per video [default: sample.frames of the run, else as the model was trained]
     #[arg(long)]
     pub frames: Option<usize>,
@@ -83,7 +86,7 @@ pub struct SampleArgs {
     pub name: Option<String>,
     /// Makes the samples of a training run's recipe now, from its current weights
     #[arg(long, conflicts_with_all = [
-        "lora", "prompt", "prompts", "image", "image_end", "video", "mask", "seed", "steps", "guidance", "scheduler", "frames", "height", "width", "fps", "out", "png", "ema",
+        "lora", "prompt", "prompts", "image", "image_end", "video", "mask", "seed", "steps", "guidance", "scheduler", "shift", "frames", "height", "width", "fps", "out", "png", "ema",
         "encoders", "local", "hostfile", "slurm", "include", "exclude", "push", "waive", "name", "dry_run", "no_wait",
     ])]
     pub now: bool,
@@ -127,6 +130,10 @@ pub enum SchedulerArg {
     Dpm,
     /// The sampler of ttt-video-dit
     Vpsde,
+    /// UniPC, for Wan
+    Unipc,
+    /// Euler's method, for Wan
+    Euler,
 }
 
 impl From<SchedulerArg> for recipe::SampleScheduler {
@@ -135,6 +142,8 @@ impl From<SchedulerArg> for recipe::SampleScheduler {
             SchedulerArg::Ddim => Self::Ddim,
             SchedulerArg::Dpm => Self::Dpm,
             SchedulerArg::Vpsde => Self::Vpsde,
+            SchedulerArg::Unipc => Self::Unipc,
+            SchedulerArg::Euler => Self::Euler,
         }
     }
 }

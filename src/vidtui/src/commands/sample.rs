@@ -260,6 +260,7 @@ fn fill(workspace: &Workspace, recipe: &mut Recipe, args: &SampleArgs) -> Result
     set(&mut sample.width, args.width);
     sample.seed = args.seed.unwrap_or(sample.seed);
     sample.guidance = args.guidance.unwrap_or(sample.guidance);
+    sample.shift = args.shift.unwrap_or(sample.shift);
     sample.fps = args.fps.unwrap_or(sample.fps);
     sample.png |= args.png;
     if let Some(ema) = args.ema {
@@ -321,8 +322,11 @@ fn check_inputs(recipe: &Recipe, lines: &[String]) -> Result<Vec<String>, Comman
 fn check_encoders(recipe: &Recipe) -> Result<(), CommandError> {
     if recipe.encoders.folder.as_str().is_empty() {
         let why = "neither --encoders nor the recipe of the run names the VAE and the text encoder";
-        let fix = "get them with `vidtui fetch zai-org/CogVideoX-5b`, and give their folder: vidtui sample … --encoders DIR, or \
-                   encoders.folder in the recipe of the next run";
+        let model = recipe.model.family.name().example();
+        let fix = format!(
+            "get them with `vidtui fetch {model}`, and give their folder: vidtui sample … --encoders DIR, or encoders.folder in the \
+             recipe of the next run"
+        );
         return Err(CommandError::request(Failure::new(ErrorCode::NoWeights, "cannot sample", why, fix)));
     }
     Ok(dataset::check_encoders(&recipe.encoders, &recipe.model, Task::Sample)?)

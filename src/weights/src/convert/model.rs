@@ -1,8 +1,9 @@
 //! Plans the conversion of a model: maps its tensors, adds new layers and channels, and merges an adapter.
 
 use super::{ConvertPlan, ConvertRequest, Form, link};
-use crate::config::{Config, config_text, model_from_diffusers, pretty};
+use crate::config::{Config, config_text, model_from_diffusers};
 use crate::initial_values::InitialValues;
+use crate::json_text::pretty;
 use crate::location::TTT_FILE;
 use crate::lora::LoraFile;
 use crate::naming::Names;

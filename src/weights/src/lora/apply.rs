@@ -109,7 +109,7 @@ impl LoraFile {
             return refuse(why, other);
         }
         if let Some(name) = self.unused.first() {
-            let fix = "use an adapter (LoRA) of a CogVideoX transformer";
+            let fix = "use an adapter (LoRA) of a transformer of CogVideoX or Wan";
             return refuse(format!("{} of its tensors belong to no layer, such as {name}", self.unused.len()), fix);
         }
         Ok(())

@@ -66,7 +66,12 @@ fn original_releases_are_read_with_and_without_the_prefix_of_comfyui() {
 #[test]
 fn networks_that_cannot_be_trained_are_refused_by_the_key() {
     let (_keep, folder) = temp();
-    for (name, key) in [("i2v21_tiny", "image_dim"), ("flf2v_tiny", "image_dim")] {
+    for (name, key) in [
+        ("i2v21_tiny", "image_dim"),
+        ("flf2v_tiny", "image_dim"),
+        ("ti2v5b_tiny", "in_channels"),
+        ("i2v22_tiny", "in_channels"),
+    ] {
         let theirs = Utf8Path::new(FIXTURES).join(name).join("transformer");
         let refused = go(&ConvertRequest::new(&theirs, folder.join(name), Form::Internal)).unwrap_err();
         assert!(refused.why.contains(key), "{refused}");
