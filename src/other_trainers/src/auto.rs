@@ -5,7 +5,7 @@
 //! work (downloads, caches, samples) are left out, and dictionaries of Hugging Face's Trainer get the step of the bar that is redrawn
 //! after them.
 
-use crate::bar;
+use crate::bar::{self, Bar};
 use crate::formats::Phrase;
 use crate::found::{Found, Kind, find, find_by};
 use crate::lines::Lines;
@@ -95,7 +95,10 @@ struct Pending {
 pub(crate) struct AutoReader {
     options: ReaderOptions,
     lines: Lines,
+    /// The lines read, without bars.
     lines_read: u64,
+    /// Whether a line was read, which may be a bar.
+    has_read: bool,
     evidence: BTreeMap<Source, Evidence>,
     held: Vec<(Source, u64, Found, f64)>,
     decided: Option<Source>,
@@ -123,6 +126,7 @@ impl AutoReader {
             options,
             lines: Lines::default(),
             lines_read: 0,
+            has_read: false,
             evidence: BTreeMap::new(),
             held: Vec::new(),
             decided: None,
@@ -179,7 +183,9 @@ impl AutoReader {
     }
 
     fn read_line(&mut self, line: &str, now: f64, events: &mut Vec<LogEvent>) {
-        self.lines_read += 1;
+        // A bar is redrawn many times in one line.
+        self.lines_read += u64::from(Bar::read(line).is_none());
+        self.has_read = true;
         if let Some(found) = find_by(&self.options.patterns, line) {
             self.take_by_pattern(found, now, events);
         } else if let Some(found) = find(line, self.options.ranks) {
@@ -208,8 +214,8 @@ impl AutoReader {
 
     /// Reports once that no line has steps.
     fn report_none(&mut self, events: &mut Vec<LogEvent>) {
-        if self.decided.is_none() && self.lines_read > 0 && !std::mem::replace(&mut self.has_reported, true) {
-            events.push(LogEvent::NotRecognized { lines: self.lines_read, is_unordered: self.is_unordered });
+        if self.decided.is_none() && self.has_read && !std::mem::replace(&mut self.has_reported, true) {
+            events.push(LogEvent::NotRecognized { lines: self.lines_read.max(1), is_unordered: self.is_unordered });
         }
     }
 
@@ -235,7 +241,9 @@ impl AutoReader {
                 if let Some(pending) = &mut self.pending {
                     pending.values.merge(found.values);
                 } else if let Some(sample) = self.last.take() {
-                    let (step, t, loss) = (sample.step, sample.t, sample.loss);
+                    let (step, t) = (sample.step, sample.t);
+                    // A loss that is not finite has no value in a sample.
+                    let loss = (!sample.has_no_loss).then(|| sample.loss.unwrap_or(f64::NAN));
                     let mut values = Values { loss, sample, ..Values::default() };
                     values.merge(found.values);
                     self.give(self.sample_of(step, t, values), events);
@@ -251,30 +259,39 @@ impl AutoReader {
 
     fn take_bar(&mut self, found: Found, count: u64, now: f64, events: &mut Vec<LogEvent>) {
         let source = Source::of(&found);
-        let start_step = self.options.start_step;
+        let (start_step, steps_total) = (self.options.start_step, self.options.steps_total);
         let is_first = !self.bars.contains_key(&source);
         // Bars of downloads have the names of their files.
         if is_first && self.bars.len() >= MOST_SOURCES {
-            return;
+            self.bars.retain(|source, state| source.total != Some(state.count));
+            if self.bars.len() >= MOST_SOURCES {
+                return;
+            }
         }
         let state = self.bars.entry(source.clone()).or_insert_with(|| BarState {
             first: count,
-            // A run that continues within a later epoch draws the bar of that epoch.
-            offset: source.total.filter(|total| *total > 0).map_or(0, |total| start_step / total * total),
+            // A run that continues draws a bar of the steps that are left, or within a later epoch the bar of that epoch.
+            offset: source.total.filter(|total| *total > 0).map_or(0, |total| {
+                match start_step.checked_add(total) == steps_total {
+                    true => start_step,
+                    false => start_step / total * total,
+                }
+            }),
             ..BarState::default()
         });
-        // A bar that begins again shows the next epoch. Its last drawing may be missing, because tqdm draws at most ten times a second.
-        if let Some(total) =
-            source.total.filter(|total| !is_first && count < state.count && is_near_end(state.count, *total))
-        {
-            state.offset += total;
+        // A bar that begins again shows the next epoch. Its last drawing may be missing, because tqdm draws at most ten times a second. Ranks
+        // that all draw the bar are only a few steps apart.
+        let begins_again =
+            |total: &u64| !is_first && count < state.count && count <= total / 2 && is_near_end(state.count, *total);
+        if let Some(total) = source.total.filter(begins_again) {
+            state.offset = state.offset.saturating_add(total);
         }
         let is_redrawn = state.tail != found.tail;
         if is_redrawn && state.tail.is_empty() && !is_first {
             state.values_first = count == state.first;
         }
         let ahead = u64::from(is_redrawn && state.values_first);
-        let step = state.offset + count + ahead;
+        let step = state.offset.saturating_add(count).saturating_add(ahead);
         (state.count, state.tail) = (count, found.tail.clone());
         if found.values.loss.is_some() {
             return self.observe(source, step, found, is_redrawn || is_first, now, events);
@@ -360,7 +377,10 @@ impl AutoReader {
     }
 
     fn take(&mut self, source: &Source, step: u64, found: Found, is_fresh: bool, now: f64, events: &mut Vec<LogEvent>) {
-        if found.is_validation {
+        let sample = &found.values.sample;
+        let is_of_validation_alone =
+            found.values.loss.is_none() && sample.validation_loss.is_some() && source.kind != Kind::Bar;
+        if found.is_validation || is_of_validation_alone {
             return self.validate(Some(step), &found.values, events);
         }
         let is_main = self.decided.as_ref() == Some(source);
@@ -368,7 +388,7 @@ impl AutoReader {
         // A program may repeat its last validation loss in every line.
         if values.sample.validation_loss == self.validation_loss {
             values.sample.validation_loss = None;
-        } else {
+        } else if values.sample.validation_loss.is_some() {
             self.validation_loss = values.sample.validation_loss;
         }
         if !is_main {

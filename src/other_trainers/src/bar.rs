@@ -42,10 +42,11 @@ impl<'a> Bar<'a> {
         let tail = rest.split_once(", ").map_or("", |(_, tail)| tail);
         let mut rest = rest.split(", ");
         let step_s = rest.next().and_then(step_s);
+        let done = count.trim().trim_end_matches("it").parse().ok().filter(|done| *done <= MOST_COUNT)?;
         Some(Self {
             name: name.trim(),
-            done: count.trim().trim_end_matches("it").parse().ok()?,
-            total,
+            done,
+            total: total.filter(|total| *total <= MOST_COUNT),
             step_s,
             tail,
             fields: rest.filter_map(|field| field.split_once('=')).collect(),
@@ -63,11 +64,16 @@ impl<'a> Bar<'a> {
     }
 }
 
+/// The largest count of a bar. A larger number is no number of steps, and sums of counts must not overflow.
+const MOST_COUNT: u64 = 1 << 50;
+/// The brackets in a line that may end a bar. A printed list has many more.
+const MOST_TRIES: usize = 64;
+
 /// Splits a line into a bar and the text that a logger printed after it without a line break.
 pub(crate) fn apart(line: &str) -> Vec<&str> {
     let ends = line.match_indices(']').map(|(at, _)| at + 1).filter(|at| *at < line.len());
-    let end =
-        ends.filter(|_| line.contains("it/s") || line.contains("s/it")).find(|at| Bar::read(&line[..*at]).is_some());
+    let has_speed = line.contains("it/s") || line.contains("s/it");
+    let end = ends.take(if has_speed { MOST_TRIES } else { 0 }).find(|at| Bar::read(&line[..*at]).is_some());
     end.map_or(vec![line], |end| vec![&line[..end], line[end..].trim()])
 }
 

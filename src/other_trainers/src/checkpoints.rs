@@ -128,7 +128,16 @@ fn find(output: &Utf8Path, folder: &Utf8Path, finder: &Finder, depth: usize, nam
         let dir = entry.path().to_owned();
         let below = dir.strip_prefix(output).unwrap_or(&dir);
         match finder.order(&dir, below) {
-            Some(order) => named.push((order, dir)),
+            Some(order) => {
+                // `exp-1` and `20261120_08-03-35` have names of distributed checkpoints, and may contain checkpoints instead.
+                let before = named.len();
+                if depth > 0 && finder.may_contain_checkpoints(&dir) {
+                    find(output, &dir, finder, depth - 1, named);
+                }
+                if named.len() == before {
+                    named.push((order, dir));
+                }
+            }
             None if depth > 0 && entry.file_type().is_ok_and(|kind| kind.is_dir()) => {
                 find(output, &dir, finder, depth - 1, named);
             }

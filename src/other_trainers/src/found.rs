@@ -152,7 +152,10 @@ pub(crate) fn find_by(patterns: &[LogPattern], line: &str) -> Option<Found> {
     Some(Found { kind: Kind::Pattern, name, step, total: None, values, tail, is_validation: false })
 }
 
-/// Returns whether a text has one of these words by itself. `test-node` and `my_test` have not `test`.
+/// The names whose values tell training from validation. The name of a run or a node may be `test`, too.
+const SPLITS: [&str; 8] = ["split", "mode", "phase", "stage", "subset", "set", "prefix", "type"];
+
+/// Returns whether a text has one of these words by itself. `test-node` and `my_test` do not contain the word `test`.
 fn has_word(text: &str, list: &[&str]) -> bool {
     text.split_whitespace().any(|word| is_word(word, list))
 }
@@ -167,7 +170,9 @@ fn is_word(text: &str, list: &[&str]) -> bool {
 ///
 /// * `before` — the text before the first name with a number.
 fn is_of_validation(line: &str, before: &str) -> bool {
-    let value = |word: &str| word.split_once(['=', ':']).is_some_and(|(_, value)| is_word(value, &VALIDATION));
+    let value = |word: &str| {
+        word.split_once(['=', ':']).is_some_and(|(name, value)| is_word(name, &SPLITS) && is_word(value, &VALIDATION))
+    };
     has_word(before, &VALIDATION)
         || line.split(['|', ',', ';', '[', ']', '(', ')']).any(|part| is_word(part, &VALIDATION))
         || line.split_whitespace().any(value)
@@ -222,7 +227,9 @@ fn of_object(line: &str) -> Option<Found> {
             let mut list = Vec::new();
             flatten("", &map, 0, &mut list);
             // `"split": "val"`.
-            let is_marked = map.values().filter_map(Value::as_str).any(|text| is_word(text, &VALIDATION));
+            let is_marked = map.iter().any(|(name, value)| {
+                is_word(name, &SPLITS) && value.as_str().is_some_and(|text| is_word(text, &VALIDATION))
+            });
             (Kind::Json, list, is_marked)
         }
         Err(_) => {
@@ -286,7 +293,7 @@ fn entries(object: &str) -> Option<(Vec<Field>, bool)> {
         let end = end_of_value(after);
         let value = after[..end].trim().trim_matches(['\'', '"']);
         list.extend(number(value).map(|number| field(&name.to_lowercase(), number, is_whole(value))));
-        is_marked |= is_word(value, &VALIDATION);
+        is_marked |= is_word(name, &SPLITS) && is_word(value, &VALIDATION);
         rest = after[end..].trim_start_matches([',', ' ']);
     }
     Some((list, is_marked))

@@ -193,9 +193,13 @@ impl Values {
         if !new.mem_peak_gib_by_rank.is_empty() {
             old.mem_peak_gib_by_rank = new.mem_peak_gib_by_rank;
         }
-        old.other.extend(new.other);
+        for (name, value) in new.other {
+            if old.other.len() < MOST_OTHERS || old.other.contains_key(&name) {
+                old.other.insert(name, value);
+            }
+        }
         for name in names {
-            if !self.names.contains(&name) {
+            if self.names.len() < 2 * MOST_OTHERS && !self.names.contains(&name) {
                 self.names.push(name);
             }
         }

@@ -28,7 +28,7 @@ const QUIET: Duration = Duration::from_secs(10);
 fn numbers(line: &str) -> Option<Line> {
     let bar = Bar::read(line)?;
     Some(Line::Step(Step {
-        done: bar.count("global_step")? + 1,
+        done: bar.count("global_step")?.checked_add(1)?,
         loss: number(bar.field("loss")?)?,
         grad_norm: bar.field("global_grad_norm").and_then(number),
         lr: bar.field("lr").and_then(number),

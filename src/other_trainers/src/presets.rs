@@ -69,6 +69,17 @@ impl Finder {
         }
     }
 
+    /// Returns whether a path with the name of a distributed checkpoint has none of its files directly in it.
+    pub fn may_contain_checkpoints(&self, path: &Utf8Path) -> bool {
+        let Kind::Presets(presets) = &self.kind else { return false };
+        let is_part = |name: &str| name == ".metadata" || name.ends_with(".distcp");
+        let has_no_part = || {
+            path.read_dir_utf8()
+                .is_ok_and(|mut entries| !entries.any(|entry| entry.is_ok_and(|entry| is_part(entry.file_name()))))
+        };
+        preset_of(presets, path) == Some(CheckpointPreset::Dcp) && has_no_part()
+    }
+
     /// Returns whether the program must be started from weights alone with such a checkpoint.
     pub fn is_weights_alone(&self, contents: &Contents) -> bool {
         matches!(self.kind, Kind::Presets(presets) if presets.len() > 1) && contents.is_file

@@ -64,7 +64,8 @@ pub fn report(options: &ReaderOptions, log: &[u8]) -> LogReport {
         match event {
             LogEvent::Recognized { format, .. } => report.recognized = Some(format),
             LogEvent::Metric(sample) => {
-                report.steps.retain(|(step, _)| *step != sample.step);
+                // Only the newest step is given again.
+                report.steps.pop_if(|(step, _)| *step == sample.step);
                 report.steps.push((sample.step, values(&sample)));
             }
             _ => {}

@@ -165,8 +165,8 @@ impl Run {
             return false;
         }
         match self.recipe.get("command").and_then(|command| command.get("adapter")?.as_str()) {
-            Some("auto") => last == 0,
-            adapter => adapter.is_none_or(|adapter| adapter == "none"),
+            None | Some("auto") => last == 0,
+            Some(adapter) => adapter == "none",
         }
     }
 

@@ -21,6 +21,8 @@ use crate::job::Job;
 
 /// The interval at which the log is read.
 const LOOK: Duration = Duration::from_millis(250);
+/// The time after which a program whose log has no steps counts as started.
+const STARTED: Duration = Duration::from_secs(60);
 /// The interval at which checkpoints are listed, if the log does not mention them.
 const LOOK_AT_CHECKPOINTS: Duration = Duration::from_secs(3);
 /// The most bytes of a log that are read at a time.
@@ -100,6 +102,7 @@ struct LogWriter {
     whole: BTreeSet<Utf8PathBuf>,
     begun: BTreeSet<Utf8PathBuf>,
     looked: Instant,
+    began: Instant,
 }
 
 impl LogWriter {
@@ -135,6 +138,7 @@ impl LogWriter {
             whole: BTreeSet::new(),
             begun: BTreeSet::new(),
             looked: Instant::now(),
+            began: Instant::now(),
             run: job.run.clone(),
         };
         for entry in checkpoints(&writer.run).unwrap_or_default() {
@@ -154,6 +158,10 @@ impl LogWriter {
         if silent {
             let events = self.reader.pause(now_s());
             self.take(events);
+            // A program may log nothing about its steps, and few lines.
+            if self.began.elapsed() >= STARTED {
+                self.start();
+            }
         }
         if self.looked.elapsed() >= LOOK_AT_CHECKPOINTS {
             self.look_at_checkpoints();
@@ -241,12 +249,13 @@ impl LogWriter {
 /// Returns why no steps were recognized, and what to do.
 fn no_steps(lines: u64, is_unordered: bool) -> String {
     if is_unordered {
-        return "its dictionaries have no step, and the progress bar is not drawn between them; if the output of the program is buffered, set \
-            PYTHONUNBUFFERED = \"1\" in [env.variables]"
+        return "its dictionaries have no step, and the progress bar is not drawn between them; enable the progress bar of the program \
+            (disable_tqdm = False)"
             .into();
     }
     format!(
-        "none of the first {} has a step and a loss in a form that is known",
+        "none of the first {} has a step and a loss in a form that is known; describe its lines in [[command.patterns]], and try them with \
+         vidtui check RECIPE --log FILE",
         units::counted(lines as usize, "line")
     )
 }

@@ -1,14 +1,13 @@
 //! `vidtui check --log FILE`: prints what each line of a command's log yields.
 
 use crate::command_error::CommandError;
-use crate::output;
+use crate::output::{self, note};
 use crate::workspace::Workspace;
 use camino::Utf8Path;
 use other_trainers::{LineYield, LogReport, ReaderOptions, report};
 use recipe::{JobKind, OtherTrainer};
-use rundir::{ErrorCode, Failure, FileError};
+use rundir::{ErrorCode, Failure, FileError, open_regular};
 use serde::Serialize;
-use std::fs::File;
 use std::io::Read;
 use units::terminal::printable_line;
 
@@ -21,6 +20,7 @@ const WIDTH: usize = 100;
 #[derive(Serialize)]
 struct Document<'a> {
     log: &'a Utf8Path,
+    is_truncated: bool,
     lines: u64,
     recognized: Option<&'a str>,
     steps: usize,
@@ -42,13 +42,19 @@ pub fn run(
         None => ReaderOptions::new(OtherTrainer::Auto),
     };
     let mut log = Vec::new();
-    File::open(path)
-        .and_then(|file| file.take(MOST).read_to_end(&mut log))
+    open_regular(path)
+        .and_then(|file| file.take(MOST + 1).read_to_end(&mut log))
         .map_err(|error| Failure::from(FileError::io("read", path, error)))?;
+    let is_truncated = log.len() as u64 > MOST;
+    log.truncate(MOST as usize);
+    if is_truncated {
+        note!("only the first {} of {path} were read", units::short_size(MOST));
+    }
     let report = report(&options, &log);
     if is_json {
         return output::json(&Document {
             log: path,
+            is_truncated,
             lines: report.lines,
             recognized: report.recognized.as_deref(),
             steps: report.steps.len(),
