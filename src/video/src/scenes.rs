@@ -184,14 +184,15 @@ impl Programs {
 
     /// Copies the packets of a range, and returns whether the copy has exactly the frames of the range.
     fn copied(&self, source: &VideoFile, frames: &Range<usize>, part: &Utf8Path) -> Result<bool, Failure> {
-        let start = source.probe.seconds(source.pts[frames.start] - source.pts[0]);
+        // Absolute: otherwise ffmpeg adds the start of the earliest stream, which may be the sound.
+        let start = source.probe.seconds(source.pts[frames.start]);
         // In Matroska, ffmpeg seeks to the keyframe before, drops the packets up to the start, and counts them.
         let before = source.keys.partition_point(|key| *key < source.pts[frames.start]);
         let before = before.checked_sub(1).and_then(|at| source.pts.binary_search(&source.keys[at]).ok());
         let dropped = frames.start - before.unwrap_or(frames.start);
         for packets in [frames.len(), frames.len() + dropped] {
             let mut command = self.ffmpeg_command();
-            command.args(["-ss", &format!("{:.6}", (start * 1e6).ceil() / 1e6)]);
+            command.args(["-seek_timestamp", "1", "-ss", &format!("{:.6}", (start * 1e6).ceil() / 1e6)]);
             input::add(&mut command, &source.path);
             // Between two keyframes, the packets in the order of decoding are those in the order of showing. A limit on the time would
             // be one on the time of decoding.
@@ -201,11 +202,20 @@ impl Programs {
                 // This mp4 cannot hold the stream.
                 return Ok(false);
             }
-            if self.same_frames(source, frames, part).is_ok() {
+            if self.same_frames(source, frames, part).is_ok() && self.begins_alike(source, frames, part)? {
                 return Ok(true);
             }
         }
         Ok(false)
+    }
+
+    /// Returns whether a copy begins with the first frame of the range. At a constant rate, times do not show that.
+    fn begins_alike(&self, source: &VideoFile, frames: &Range<usize>, part: &Utf8Path) -> Result<bool, Failure> {
+        let Ok(clip) = self.open(part) else { return Ok(false) };
+        let picture = Picture { crop: CropMode::None, ..Picture::new(source.probe.width, source.probe.height) };
+        let wanted = self.decode(source, &[source.times()[frames.start]], &picture)?;
+        let own = self.decode(&clip, &[clip.times()[0]], &picture);
+        Ok(own.is_ok_and(|own| own.rgb == wanted.rgb))
     }
 
     fn encode_cut(&self, source: &VideoFile, frames: &Range<usize>, part: &Utf8Path) -> Result<(), Failure> {
@@ -215,7 +225,10 @@ impl Programs {
         // A wrong seek is no failure: the video is decoded from its start then.
         let seek = (before > 1).then(|| source.probe.seconds(source.keys[before - 1]));
         let end = source.pts.get(frames.end).map_or_else(String::new, |end| format!(":end_pts={end}"));
-        let filters = format!("settb={num}/{den},trim=start_pts={first}{end},setpts=PTS-STARTPTS");
+        // H.264 with 4:2:0 needs even sizes.
+        let is_odd = !source.probe.width.is_multiple_of(2) || !source.probe.height.is_multiple_of(2);
+        let format = if is_odd { ",format=yuv444p" } else { "" };
+        let filters = format!("settb={num}/{den},trim=start_pts={first}{end},setpts=PTS-STARTPTS{format}");
         let mut last = None;
         for seek in [seek, None].into_iter().skip(usize::from(seek.is_none())) {
             for (encoder, options) in ENCODERS {

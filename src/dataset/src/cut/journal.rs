@@ -2,7 +2,7 @@
 
 use super::plan::CutRules;
 use crate::Stamp;
-use camino::{Utf8Path, Utf8PathBuf};
+use camino::{Utf8Component, Utf8Path, Utf8PathBuf};
 use rundir::{Error, ErrorCode, Failure, LineAppender, open_regular};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashSet};
@@ -57,7 +57,13 @@ impl Journal {
                 for line in BufReader::new(file).split(b'\n') {
                     let line = line.map_err(|error| Error::io("read", &path, error))?;
                     // A call that was killed may have left a part of a line, whose video has no clips yet.
-                    if let Ok(video) = serde_json::from_slice::<CutVideo>(&line) {
+                    let is_valid = |clip: &CutClip| {
+                        clip.path.components().all(|part| matches!(part, Utf8Component::Normal(_)))
+                            && clip.first_frame.checked_add(clip.num_frames).is_some()
+                    };
+                    if let Ok(video) = serde_json::from_slice::<CutVideo>(&line)
+                        && video.clips.iter().all(is_valid)
+                    {
                         videos.insert(video.source.clone(), video);
                     }
                 }

@@ -139,7 +139,11 @@ pub fn cut(request: &CutRequest, on_progress: OnCut<'_>) -> Result<CutReport, Fa
 fn is_of_video(failure: &Failure) -> bool {
     matches!(
         failure.code,
-        ErrorCode::Malformed | ErrorCode::InvalidDataset | ErrorCode::NotFound | ErrorCode::CommandFailed
+        ErrorCode::Malformed
+            | ErrorCode::InvalidDataset
+            | ErrorCode::NotFound
+            | ErrorCode::CommandFailed
+            | ErrorCode::NoAnswer
     )
 }
 

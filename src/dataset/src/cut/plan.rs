@@ -113,20 +113,26 @@ fn pieces(changes: &[FrameChange], threshold: f64) -> Vec<Range<usize>> {
 fn divide(scene: Range<usize>, at: &dyn Fn(usize) -> f64, rules: &CutRules) -> Vec<Range<usize>> {
     let seconds = at(scene.end) - at(scene.start);
     let Some(max_s) = rules.max_s.filter(|max_s| seconds > max_s + 1e-6) else { return vec![scene] };
-    let count = (seconds / max_s - 1e-9).ceil();
-    let each = if seconds / count < rules.min_s { max_s } else { seconds / count };
-    let mut clips = Vec::new();
-    let mut start = scene.start;
-    while start < scene.end {
-        let wanted = at(scene.start) + each * (clips.len() + 1) as f64;
-        let longest = at(start) + max_s + 1e-6;
-        // At least one frame, and no clip is longer than the limit.
-        let fits = |stop: &usize| at(*stop) <= longest && at(*stop) <= wanted + 1e-6;
-        let stop = (start + 1..=scene.end).take_while(fits).last().unwrap_or(start + 1);
-        clips.push(start..stop);
-        start = stop;
-    }
-    clips
+    let divided = |each: f64| {
+        let mut clips = Vec::new();
+        let mut start = scene.start;
+        while start < scene.end {
+            let wanted = at(scene.start) + each * (clips.len() + 1) as f64;
+            let longest = at(start) + max_s + 1e-6;
+            // At least one frame, and no clip is longer than the limit.
+            let fits = |stop: &usize| at(*stop) <= longest && at(*stop) <= wanted + 1e-6;
+            let stop = (start + 1..=scene.end).take_while(fits).last().unwrap_or(start + 1);
+            clips.push(start..stop);
+            start = stop;
+        }
+        clips
+    };
+    let least = (seconds / max_s - 1e-9).ceil() as usize;
+    // Clips end at frames, so that one more may be needed than the seconds need.
+    let equal = (least..=least + 2).map(|count| (count, seconds / count as f64));
+    let equal = equal.filter(|(_, each)| *each >= rules.min_s);
+    let mut equal = equal.map(|(count, each)| (count, divided(each)));
+    equal.find(|(count, clips)| clips.len() <= *count).map_or_else(|| divided(max_s), |(_, clips)| clips)
 }
 
 #[cfg(test)]

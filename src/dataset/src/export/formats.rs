@@ -103,10 +103,15 @@ pub(super) fn videox_fun(folder: &mut Folder<'_>, clips: &[ExportClip<'_>]) -> R
 /// Writes the lines of musubi-tuner, and its configuration of the data set.
 pub(super) fn musubi(folder: &mut Folder<'_>, clips: &[ExportClip<'_>]) -> Result<String, Failure> {
     folder.refuse_existing(&["videos.jsonl", "dataset.toml"])?;
-    let line = |ExportClip { clip, .. }: &ExportClip<'_>| {
-        json!({ "video_path": clip.path, "caption": clip.caption }).to_string() + "\n"
-    };
-    let list = folder.write("videos.jsonl", &clips.iter().map(line).collect::<String>())?;
+    let videos = folder.folder_of_links("videos")?;
+    let mut lines = String::new();
+    // The trainer names its caches by the file name without folder and ending.
+    for (number, ExportClip { clip, .. }) in clips.iter().enumerate() {
+        let to = videos.join(format!("{number:06}-{}", clip.path.file_name().unwrap_or("video.mp4")));
+        link(&clip.path, &to)?;
+        lines += &(json!({ "video_path": to, "caption": clip.caption }).to_string() + "\n");
+    }
+    let list = folder.write("videos.jsonl", &lines)?;
     let Bucket { frames, height, width } = folder.bucket();
     let rates: BTreeSet<u64> = clips.iter().map(|clip| (clip.clip.fps * 100.0).round() as u64).collect();
     // The rate of all clips, which musubi-tuner converts to that of the model. It must have a point.
@@ -127,7 +132,7 @@ pub(super) fn musubi(folder: &mut Folder<'_>, clips: &[ExportClip<'_>]) -> Resul
 /// Writes the folder of diffusion-pipe: a link to each video, the captions, and the configuration of the data set.
 pub(super) fn diffusion_pipe(folder: &mut Folder<'_>, clips: &[ExportClip<'_>]) -> Result<String, Failure> {
     folder.refuse_existing(&["dataset.toml", "videos/captions.json"])?;
-    let videos = folder.folder("videos")?;
+    let videos = folder.folder_of_links("videos")?;
     let mut names: BTreeMap<&Utf8Path, String> = BTreeMap::new();
     let mut taken = BTreeSet::new();
     let mut captions: BTreeMap<String, Vec<&str>> = BTreeMap::new();

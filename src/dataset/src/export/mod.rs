@@ -217,6 +217,24 @@ impl Folder<'_> {
         Ok(path)
     }
 
+    /// Makes a folder for links to videos, and returns its path. Links of an earlier export are removed if files may be replaced, because
+    /// trainers read every file of the folder.
+    fn folder_of_links(&self, name: &str) -> Result<Utf8PathBuf, Failure> {
+        let path = self.folder(name)?;
+        let entries = path.read_dir_utf8().map_err(|error| Error::io("read", &path, error))?;
+        for entry in entries.filter_map(Result::ok).filter(|entry| entry.path().is_symlink()) {
+            if !self.request.force {
+                return Err(already_exists(
+                    entry.path(),
+                    "it is a link of an earlier export",
+                    "choose another folder, or replace it with --force",
+                ));
+            }
+            fs::remove_file(entry.path()).map_err(|error| Error::io("remove", entry.path(), error))?;
+        }
+        Ok(path)
+    }
+
     /// Makes a folder, and returns its path.
     fn folder(&self, name: &str) -> Result<Utf8PathBuf, Failure> {
         let path = self.path.join(name);

@@ -6,6 +6,7 @@ use super::formats::pretty;
 use super::{ExportClip, Folder, interrupted};
 use crate::Clip;
 use crate::each_file::{CheckProgress, OnProgress};
+use camino::Utf8Path;
 use rundir::{ErrorCode, Failure};
 use serde_json::{Map, json};
 use std::collections::BTreeSet;
@@ -45,6 +46,7 @@ pub(super) fn write(
     };
     folder.refuse_existing(&["texts.json", "train.jsonl"])?;
     let videos = folder.folder("videos")?;
+    keep_or_remove(folder, &videos, clips, segments)?;
     let seconds = segments * SEGMENT_S;
     let text_len = TEXT_LEN.iter().find(|(of, _)| *of == seconds).unwrap_or(&TEXT_LEN[0]).1;
     let (mut texts, mut index) = (Map::new(), String::new());
@@ -88,6 +90,33 @@ pub(super) fn write(
          --output_path {out}/texts, and the videos with precomp_video.py from {videos} to {out}/latents; \
          then train with training.dataset_path = \"{out}\" and training.jsonl_paths = \"{out}/train.jsonl\""
     ))
+}
+
+/// The file that lists which clips the videos show, in their order. The names of the videos are numbers only.
+const SOURCES: &str = "sources.json";
+
+/// Removes the videos of an export of other clips, and writes [`SOURCES`]. Those of an interrupted export of the same clips are kept.
+fn keep_or_remove(
+    folder: &Folder<'_>,
+    videos: &Utf8Path,
+    clips: &[ExportClip<'_>],
+    segments: usize,
+) -> Result<(), Failure> {
+    let list = videos.join(SOURCES);
+    let shown: Vec<_> = clips.iter().map(|of| json!([of.clip.path, of.clip.stamp])).collect();
+    let sources = pretty(&json!({ "segments": segments, "clips": shown }));
+    if rundir::read_text(&list).is_ok_and(|earlier| earlier == sources) {
+        return Ok(());
+    }
+    let old = (0..).map(|number| videos.join(format!("video_sample_{number:04}.mp4")));
+    for path in old.take_while(|path| path.symlink_metadata().is_ok()) {
+        if !folder.request.force {
+            let fix = "choose another folder, or replace it with --force";
+            return Err(super::already_exists(&path, "it is of an export of other clips", fix));
+        }
+        std::fs::remove_file(&path).map_err(|error| rundir::Error::io("remove", &path, error))?;
+    }
+    Ok(rundir::write_atomic(&list, sources.as_bytes())?)
 }
 
 /// Writes a clip in the size, rate and length of ttt-video-dit.

@@ -50,13 +50,21 @@ impl fmt::Display for Layout {
     }
 }
 
+/// Returns the absolute path. A link to a file keeps its name, because the cache of the Hub links to files without endings.
+fn absolute(given: &Utf8Path) -> std::io::Result<Utf8PathBuf> {
+    let real = given.canonicalize_utf8()?;
+    let Some(name) = given.file_name().filter(|_| !real.is_dir()) else { return Ok(real) };
+    let folder = given.parent().filter(|folder| !folder.as_str().is_empty()).unwrap_or(Utf8Path::new("."));
+    Ok(folder.canonicalize_utf8()?.join(name))
+}
+
 /// Reads what a source lists. Videos are not opened.
 ///
 /// # Errors
 /// The source does not exist or cannot be read, has no known layout, lists no videos, or is not valid in its layout.
 pub fn read_source(request: &SourceRequest) -> Result<SourceListing, Failure> {
     let given = &request.source;
-    let source = given.canonicalize_utf8().map_err(|error| match error.kind() {
+    let source = absolute(given).map_err(|error| match error.kind() {
         std::io::ErrorKind::NotFound => Failure::new(
             ErrorCode::NotFound,
             format!("cannot find {given}"),
@@ -81,7 +89,7 @@ pub fn read_source(request: &SourceRequest) -> Result<SourceListing, Failure> {
 /// # Errors
 /// There is no such file or folder, it cannot be read, or it has no video.
 pub(crate) fn videos_below(given: &Utf8Path) -> Result<(Utf8PathBuf, Vec<Utf8PathBuf>), Failure> {
-    let source = given.canonicalize_utf8().map_err(|error| match error.kind() {
+    let source = absolute(given).map_err(|error| match error.kind() {
         std::io::ErrorKind::NotFound => Failure::new(
             ErrorCode::NotFound,
             format!("cannot find {given}"),

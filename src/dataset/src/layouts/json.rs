@@ -129,7 +129,11 @@ impl Values for Object {
                 None => Cell::Text(shown.clone()),
             },
             Some(Value::String(text)) => Cell::Text(text.clone()),
-            Some(Value::Number(number)) => number.as_f64().map_or(Cell::Null, Cell::Number),
+            // A number of double precision holds no larger whole numbers.
+            Some(Value::Number(number)) => match number.as_f64() {
+                Some(float) if number.is_f64() || float.abs() < 9e15 => Cell::Number(float),
+                _ => Cell::Text(number.to_string()),
+            },
             Some(texts) if is_texts(texts) => {
                 let texts = texts.as_array().into_iter().flatten().filter_map(Value::as_str);
                 Cell::Texts(texts.map(str::to_owned).collect())

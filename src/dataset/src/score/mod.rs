@@ -24,6 +24,8 @@ pub use table::refuse_format;
 
 /// The version of the rules of the scores. Kept results of other versions are not used.
 const RULES: u32 = 1;
+/// A hash with fewer bits is that of a picture without detail, which does not show that clips are alike.
+const FEWEST_BITS: u32 = 24;
 
 /// A request to score clips.
 #[derive(Debug, Clone)]
@@ -132,7 +134,9 @@ pub fn score(request: &ScoreRequest, on_progress: OnProgress<'_>) -> Result<Scor
         }
     }
     let of_row = |row: &ClipRow| scores.get(&row.path);
-    let duplicates = near_duplicates(&first_rows(&source).map(|row| of_row(row).map(|of| of.hash)).collect::<Vec<_>>());
+    let has_detail = |hash: &[u64; 3]| hash.iter().map(|bits| bits.count_ones()).sum::<u32>() >= FEWEST_BITS;
+    let hash = |row| of_row(row).map(|of| of.hash).filter(has_detail);
+    let duplicates = near_duplicates(&first_rows(&source).map(hash).collect::<Vec<_>>());
     let of_video: HashMap<&Utf8Path, Option<usize>> =
         first_rows(&source).map(|row| row.path.as_path()).zip(duplicates).collect();
     let names: Vec<&str> = first_rows(&source).map(|row| row.name.as_str()).collect();

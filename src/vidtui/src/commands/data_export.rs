@@ -55,6 +55,11 @@ fn check_and_export(
     let segments = manifest.usable().map(|clip: &Clip| clip.captions().count()).max().unwrap_or(1);
     if let Some(choice) = args.format.choice(args.frames, segments) {
         manifest.exclude_short(&choice);
+        // A picture has one frame in every trainer. The export leaves out those that the trainer does not read.
+        let is_picture = |clip: &&mut Clip| clip.fps <= 0.0 && !clip.frame_folder;
+        for clip in manifest.clips.iter_mut().filter(is_picture) {
+            clip.excluded.take_if(|reason| matches!(reason, dataset::ExclusionReason::TooShort { .. }));
+        }
     }
     manifest.refuse_if_dropped(args.max_dropped)?;
     let request = ExportRequest {
