@@ -220,6 +220,7 @@ fn each_command_of_the_document_succeeds() {
     for weights in ["PixArt-Sigma-XL-2-2K-MS.pth", "flux1-dev-fused-rope.safetensors"] {
         site.write(&format!("weights/{weights}"), "weights");
     }
+    site.write("train.log", "{'loss': 0.9, 'step': 1}\n{'loss': 0.8, 'step': 2}\n");
     let blocks = |language: &str| {
         let begin = format!("```{language}\n");
         COMMANDS.split(&begin).skip(1).map(|rest| rest.split("```").next().unwrap()).collect::<Vec<_>>()
