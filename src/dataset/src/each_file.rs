@@ -1,11 +1,13 @@
 //! Does a work on many files on all cores, and keeps each result until its file changes.
 
+use crate::ExclusionReason;
+use crate::layouts::SourceListing;
 use crate::stamp::Stamp;
 use camino::{Utf8Path, Utf8PathBuf};
 use rundir::{ErrorCode, Failure, LineAppender, open_regular, xxh3_hex};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::ops::ControlFlow;
@@ -72,6 +74,23 @@ struct Kept<T> {
     stamp: Stamp,
     #[serde(flatten)]
     result: T,
+}
+
+/// The files of a source with their stamps, and the files that have none, each file once.
+type StampedFiles<'a> = (Vec<(&'a Utf8Path, Stamp)>, Vec<(&'a Utf8Path, ExclusionReason)>);
+
+/// Returns the files of the rows that the layout did not exclude, by path.
+pub(crate) fn stamped(source: &SourceListing) -> StampedFiles<'_> {
+    let paths: BTreeSet<&Utf8Path> =
+        source.rows.iter().filter(|row| row.excluded.is_none()).map(|row| row.path.as_path()).collect();
+    let (mut files, mut excluded) = (Vec::new(), Vec::new());
+    for path in paths {
+        match Stamp::of(path) {
+            Ok(stamp) => files.push((path, stamp)),
+            Err(reason) => excluded.push((path, reason)),
+        }
+    }
+    (files, excluded)
 }
 
 /// Returns the file with the kept results about the files of a source.

@@ -11,8 +11,8 @@ pub enum ChannelOrder {
     ChannelsLast,
 }
 
-/// Returns the tokens `[B, L, C·patch]` of a latent `[B, T, C, h, w]`, whose frames, rows and columns are multiples of those of a patch. The numbers
-/// of a token are in the order [`ChannelOrder::ChannelsFirst`].
+/// Returns the tokens `[B, L, C·patch]` of a latent `[B, T, C, h, w]`, whose frames, rows and columns are multiples of those of a patch. A
+/// token has its numbers in the order [`ChannelOrder::ChannelsFirst`].
 pub fn packed(latent: &Tensor, [pt, ph, pw]: [i64; 3]) -> Tensor {
     let [batch, frames, channels, height, width]: [i64; 5] =
         latent.size().try_into().expect("a latent has 5 dimensions");

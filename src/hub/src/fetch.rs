@@ -21,7 +21,7 @@ const SPARE: u64 = 64 << 20;
 /// A request to download files of a model or a data set.
 #[derive(Debug, Clone, Default)]
 pub struct FetchRequest {
-    /// What the repository holds.
+    /// The kind of the repository.
     pub kind: Kind,
     /// `OWNER/NAME`.
     pub model: String,

@@ -1,6 +1,6 @@
 //! Models and data sets: the two kinds of repositories of the Hub, with their names in addresses and messages.
 
-/// What a repository of the Hub holds.
+/// The kind of a repository of the Hub.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Kind {
     /// Weights.

@@ -20,7 +20,7 @@ const FIRST_LINES: u64 = 400;
 /// The most lines that are kept until the reader has decided.
 const MOST_HELD: usize = 400;
 
-/// The most kinds of lines and bars that are told apart.
+/// The maximum number of kinds of lines, and of bars, that are remembered.
 const MOST_SOURCES: usize = 256;
 
 /// Phrases that many trainers log.

@@ -1,6 +1,7 @@
 //! Decodes the pixels of chosen frames.
 
 use std::collections::BTreeSet;
+use std::process::Command;
 
 use camino::Utf8Path;
 use failure::{ErrorCode, Failure};
@@ -51,7 +52,7 @@ impl Programs {
             return self.decode_frames(source, &indices, picture);
         }
         let plan = Plan::new(self, source, &indices, picture)?;
-        let attempts = [self.seek(source, &plan), None];
+        let attempts = [plan.indices.first().and_then(|&first| source.seek(first)), None];
         // Without a seek, both attempts are the same.
         let mut attempts = attempts.iter().skip(usize::from(attempts[0].is_none()));
         let mut rgb = loop {
@@ -70,25 +71,24 @@ impl Programs {
         Ok(Frames { width: picture.width, height: picture.height, count: indices.len(), rgb })
     }
 
-    /// Returns the time to seek to, if that saves work.
-    fn seek(&self, source: &VideoFile, plan: &Plan) -> Option<f64> {
-        let first = source.pts[*plan.indices.first()?];
-        let before = source.keys.partition_point(|&key| key <= first);
-        (before > 1).then(|| source.probe.seconds(source.keys[before - 1]))
-    }
-
-    fn attempt(&self, source: &VideoFile, plan: &Plan, seek: Option<f64>) -> Result<Vec<u8>, Failure> {
-        let path = &source.path;
+    /// Returns an ffmpeg with a video as the input that it decodes, with the file's time stamps. `seek` is the time in seconds to start
+    /// reading at. Damage ends it with an error.
+    pub(crate) fn decode_command(&self, source: &VideoFile, seek: Option<f64>) -> Command {
         let mut command = self.ffmpeg_command();
         command.args(["-xerror", "-err_detect", "explode"]);
         self.limit_threads(&mut command);
-        // Keep the time stamps of the file.
         command.arg("-copyts");
         if let Some(seconds) = seek {
             let microseconds = (seconds * 1e6).ceil() / 1e6;
             command.args(["-noaccurate_seek", "-seek_timestamp", "1", "-ss", &format!("{microseconds:.6}")]);
         }
-        input::add(&mut command, path);
+        input::add(&mut command, &source.path);
+        command
+    }
+
+    fn attempt(&self, source: &VideoFile, plan: &Plan, seek: Option<f64>) -> Result<Vec<u8>, Failure> {
+        let path = &source.path;
+        let mut command = self.decode_command(source, seek);
         command.args(["-map", &format!("0:{}", source.probe.stream), "-vf", &plan.filters]);
         command.args(self.passthrough()?).args(["-frames:v", &plan.indices.len().to_string()]);
         command.args(["-f", "rawvideo", "-pix_fmt", "rgb24", "pipe:1"]);

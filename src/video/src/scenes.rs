@@ -121,11 +121,7 @@ impl Programs {
             source.probe.stream,
             select.join("+")
         );
-        let mut command = self.ffmpeg_command();
-        command.args(["-xerror", "-err_detect", "explode"]);
-        self.limit_threads(&mut command);
-        command.arg("-copyts");
-        input::add(&mut command, &source.path);
+        let mut command = self.decode_command(source, None);
         let passthrough = self.passthrough()?;
         command.args(["-filter_complex", &graph, "-map", "[x]"]).args(passthrough).args(["-f", "null", "-"]);
         command.args(["-map", "[y]"]).args(passthrough).args(["-f", "rawvideo", "pipe:1"]);
@@ -221,9 +217,8 @@ impl Programs {
     fn encode_cut(&self, source: &VideoFile, frames: &Range<usize>, part: &Utf8Path) -> Result<(), Failure> {
         let [num, den] = source.probe.time_base;
         let first = source.pts[frames.start];
-        let before = source.keys.partition_point(|&key| key <= first);
         // A wrong seek is no failure: the video is decoded from its start then.
-        let seek = (before > 1).then(|| source.probe.seconds(source.keys[before - 1]));
+        let seek = source.seek(frames.start);
         let end = source.pts.get(frames.end).map_or_else(String::new, |end| format!(":end_pts={end}"));
         // H.264 with 4:2:0 needs even sizes.
         let is_odd = !source.probe.width.is_multiple_of(2) || !source.probe.height.is_multiple_of(2);
@@ -232,15 +227,7 @@ impl Programs {
         let mut last = None;
         for seek in [seek, None].into_iter().skip(usize::from(seek.is_none())) {
             for (encoder, options) in ENCODERS {
-                let mut command = self.ffmpeg_command();
-                command.args(["-xerror", "-err_detect", "explode"]);
-                self.limit_threads(&mut command);
-                command.arg("-copyts");
-                if let Some(seconds) = seek {
-                    let microseconds = (seconds * 1e6).ceil() / 1e6;
-                    command.args(["-noaccurate_seek", "-seek_timestamp", "1", "-ss", &format!("{microseconds:.6}")]);
-                }
-                input::add(&mut command, &source.path);
+                let mut command = self.decode_command(source, seek);
                 command.args(["-map", &format!("0:{}", source.probe.stream), "-vf", &filters]);
                 command.args(self.passthrough()?).args(["-enc_time_base", &format!("{num}:{den}")]);
                 if num == 1 {

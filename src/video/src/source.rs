@@ -44,6 +44,12 @@ impl VideoFile {
         self.pts.iter().map(|&pts| self.probe.seconds(pts)).collect()
     }
 
+    /// Returns the time of the key frame at or before a frame, in seconds, or `None` if decoding from the start is no more work.
+    pub(crate) fn seek(&self, frame: usize) -> Option<f64> {
+        let before = self.keys.partition_point(|&key| key <= self.pts[frame]);
+        (before > 1).then(|| self.probe.seconds(self.keys[before - 1]))
+    }
+
     /// Returns the index of the frame at a time, within half a microsecond or half a unit of the time base.
     pub(crate) fn index_at(&self, time: f64) -> Option<usize> {
         let [num, den] = self.probe.time_base;

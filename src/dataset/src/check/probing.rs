@@ -3,13 +3,12 @@
 use super::CheckRequest;
 use super::facts::{ProbeResult, probe};
 use crate::ExclusionReason;
-use crate::each_file::{EachFile, OnProgress, Results, Worked, cache_file};
+use crate::each_file::{EachFile, OnProgress, Results, Worked, cache_file, stamped};
 use crate::layouts::SourceListing;
 use crate::stamp::{Stamp, hash};
 use camino::Utf8Path;
 use rundir::{ErrorCode, Failure};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeSet;
 
 /// The version of the rules of a probe. Cached results of other versions are ignored: until version 4, a playlist was a video.
 const RULES: u32 = 5;
@@ -27,15 +26,7 @@ pub(super) fn probe_all(
     request: &CheckRequest<'_>,
     on_progress: OnProgress<'_>,
 ) -> Result<Results<Outcome>, Failure> {
-    let paths: BTreeSet<&Utf8Path> =
-        source.rows.iter().filter(|row| row.excluded.is_none()).map(|row| row.path.as_path()).collect();
-    let (mut files, mut excluded) = (Vec::new(), Vec::new());
-    for path in paths {
-        match Stamp::of(path) {
-            Ok(stamp) => files.push((path, stamp)),
-            Err(reason) => excluded.push((path, reason)),
-        }
-    }
+    let (files, excluded) = stamped(source);
     let probing = EachFile {
         rules: RULES,
         cache: request.cache.as_ref().map(|folder| cache_file(folder, &source.root)),

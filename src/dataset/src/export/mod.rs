@@ -123,7 +123,7 @@ pub struct Exported {
     pub files: Vec<Utf8PathBuf>,
     /// Pictures and folders of frames that the trainer does not read.
     pub left_out: usize,
-    /// What to do with the files.
+    /// The next step for the user, as text: which key or command of the trainer reads the files.
     pub next: String,
 }
 
@@ -133,7 +133,7 @@ struct ExportClip<'a> {
     values: &'a [FieldValue],
 }
 
-/// What a format writes into.
+/// The folder that an export writes, and the files written so far.
 struct Folder<'a> {
     request: &'a ExportRequest,
     /// The absolute path of the folder.

@@ -71,8 +71,8 @@ pub struct SourceFields {
 }
 
 impl Fields {
-    /// Begins to read a source. `names` are the columns of its table, those of `shown` may hold numbers, and the
-    /// values of those of `keep` are kept if the request says so.
+    /// Begins to read a source. `names` are the columns of its table. Columns of `shown` may hold numbers.
+    /// The values of columns of `keep` are kept if the request says so.
     ///
     /// # Errors
     /// A condition or the template of captions names a column that neither the table has nor the check measures.

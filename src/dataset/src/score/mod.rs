@@ -7,10 +7,10 @@ mod table;
 mod tests;
 
 use crate::check::ColumnReport;
-use crate::each_file::{EachFile, OnProgress, Worked, cache_file, cache_folder};
+use crate::each_file::{EachFile, OnProgress, Worked, cache_file, cache_folder, stamped};
 use crate::layouts::{SourceListing, SourceRequest, read_source};
 use crate::stamp::Stamp;
-use crate::{ClipRow, NumberColumn};
+use crate::{ClipRow, ExclusionReason, NumberColumn};
 use camino::{Utf8Path, Utf8PathBuf};
 use duplicates::near_duplicates;
 use measure::samples;
@@ -103,18 +103,10 @@ enum Scored {
 /// The source cannot be read; ffmpeg or ffprobe is missing; the table cannot be written; or `on_progress` breaks (`Cancelled`).
 pub fn score(request: &ScoreRequest, on_progress: OnProgress<'_>) -> Result<ScoreReport, Failure> {
     let source = read_source(&request.source)?;
-    let mut failures = BTreeMap::new();
-    let mut files = Vec::new();
-    let paths: BTreeSet<&Utf8Path> =
-        source.rows.iter().filter(|row| row.excluded.is_none()).map(|row| row.path.as_path()).collect();
-    for path in paths {
-        match Stamp::of(path) {
-            Ok(stamp) => files.push((path, stamp)),
-            Err(reason) => {
-                _ = failures.insert(path.to_owned(), format!("{} {reason}", reason.title()).trim().to_owned())
-            }
-        }
-    }
+    let (files, excluded) = stamped(&source);
+    let title = |reason: &ExclusionReason| format!("{} {reason}", reason.title()).trim().to_owned();
+    let mut failures: BTreeMap<_, _> =
+        excluded.iter().map(|(path, reason)| ((*path).to_owned(), title(reason))).collect();
     let scoring = EachFile {
         rules: RULES,
         cache: request.cache.as_ref().map(|folder| cache_file(folder, &source.root)),
