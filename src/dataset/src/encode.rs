@@ -245,7 +245,8 @@ pub fn check_folder(folder: &Utf8Path) -> Result<(), Failure> {
         ErrorCode::NoWeights,
         format!("cannot use the encoders in {folder}"),
         why,
-        "get them with `vidtui fetch zai-org/CogVideoX-5b`, and set encoders.folder to the folder that it prints",
+        "get a model with them, for example with `vidtui fetch zai-org/CogVideoX-5b` or `vidtui fetch Wan-AI/Wan2.1-T2V-1.3B-Diffusers`, \
+         and set encoders.folder to the folder that it prints",
     ))
 }
 

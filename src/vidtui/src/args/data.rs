@@ -72,7 +72,7 @@ pub struct DataEncodeArgs {
     /// How pictures with another aspect ratio are cropped: center, random or none [default: center]
     #[arg(long)]
     pub crop: Option<String>,
-    /// Tokens of a caption [default: those of the recipe, or 226]
+    /// Tokens of a caption [default: those of the recipe of --for, or 512 for umT5 and 226 for T5]
     #[arg(long, value_name = "N")]
     pub text_len: Option<usize>,
     /// dtype of the encoders: bfloat16 or float32 [default: that of the recipe of --for, or bfloat16]

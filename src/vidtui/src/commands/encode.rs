@@ -20,6 +20,7 @@ use std::fs::{File, TryLockError};
 use std::ops::ControlFlow;
 use toml::{Table, Value};
 use video::FrameChoice;
+use weights::T5Config;
 
 /// The file name of the encode's recipe, which is in the folder of the data set.
 const RECIPE: &str = "encode.toml";
@@ -285,12 +286,16 @@ fn encode_recipe(
         let sizes = [("frames", frames), ("height", height), ("width", width)];
         encode.extend(sizes.map(|(key, pixels)| (key.to_owned(), size(pixels))));
     }
+    let text_len = args.text_len.or(trained.map(|trained| trained.model.text_len)).or_else(|| {
+        // What is wrong with the encoders is an error of the check that follows.
+        Some(T5Config::read(&here.join(&of.folder).join("text_encoder")).ok()?.text_len())
+    });
     let given = [
         ("fps", rate(args.fps, args.mode, args.stride, trained).map(Value::Float)),
         ("mode", args.mode.map(|mode| Value::String(mode.name().into()))),
         ("stride", args.stride.map(size)),
         ("crop", args.crop.clone().map(Value::String)),
-        ("text_len", args.text_len.or(trained.map(|trained| trained.model.text_len)).map(size)),
+        ("text_len", text_len.map(size)),
         ("max_dropped", Some(Value::Float(args.max_dropped))),
         ("retry_failed", args.retry_failed.then_some(Value::Boolean(true))),
     ];

@@ -66,6 +66,11 @@ impl T5Config {
         self.model_type == umt5::MODEL_TYPE
     }
 
+    /// Returns the tokens of a text that the published networks with this encoder read: Wan's with umT5, CogVideoX's with T5.
+    pub fn text_len(&self) -> usize {
+        if self.is_umt5() { 512 } else { 226 }
+    }
+
     /// Opens a `text_encoder/` folder of T5 or umT5: its configuration, and its weights checked against the table.
     ///
     /// # Errors
