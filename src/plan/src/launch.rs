@@ -213,6 +213,7 @@ impl NewRun<'_> {
             placement,
             steps,
             changes: Vec::new(),
+            schedule_rows: Vec::new(),
             saved: 0,
             newest_bytes: None,
             warnings: self.warnings,

@@ -147,6 +147,8 @@ pub(crate) struct Draft<'a> {
     pub steps: Option<u64>,
     /// The keys of the recipe that the attempt changes.
     pub changes: Vec<recipe::ResumeChange>,
+    /// The rows about the schedule of the learning rate, if the attempt changes it.
+    pub schedule_rows: Vec<(String, String)>,
     /// The number of complete checkpoints on disk.
     pub saved: u64,
     /// The size of the newest checkpoint in bytes.
@@ -203,7 +205,7 @@ impl Draft<'_> {
         };
         let job_script = cx.target.pending_slurm().map(|_| job_script::script(dir, run, attempt, cx));
         // First, because a long plan does not fit on a small screen.
-        summary.splice(0..0, self.changes.iter().map(change_row));
+        summary.splice(0..0, self.changes.iter().map(change_row).chain(self.schedule_rows));
         let Adopted { added, ignored } = &cx.target.adopted;
         summary.extend((!added.is_empty()).then(|| ("from variables".to_owned(), added.join(", "))));
         summary.extend(ignored.iter().map(|why| ("ignored".to_owned(), why.clone())));

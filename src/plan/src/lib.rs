@@ -42,6 +42,7 @@ pub use orphans::{
 };
 pub use quote::{command_line, quote};
 pub use resume::{
-    ResumeKind, ResumeOptions, ResumeRequest, checkpoint_of_step, heal, last_ranks, longer_steps, resume,
+    ResumeKind, ResumeOptions, ResumeRequest, ScheduleChoice, checkpoint_of_step, heal, last_ranks, longer_steps,
+    resume,
 };
 pub use script::{script, supervise_command};

@@ -1,5 +1,7 @@
 //! Plans resumes: by the user, after a failure, and when a Slurm job is requeued.
 
+mod schedule;
+
 use recipe::{Length, Mesh, Recipe, ResumeChange, ResumeEffect, RunSettings};
 use rundir::{
     Attempt, AttemptWhy, CheckpointEntry, CheckpointSummary, ErrorCode, Failure, Lineage, Run, RunDir, StartFrom,
@@ -9,6 +11,7 @@ use runstate::{Liveness, RunFacts, RunState, derive};
 use crate::launch::{NewRun, Origin, check_min_nodes, command_mesh, from_checkpoint_with_fresh_data, from_weights};
 use crate::launch_plan::{Draft, crossing, place, sizes};
 use crate::{Context, JobKill, KillHow, LaunchPlan, Weights};
+pub use schedule::ScheduleChoice;
 use units::counted;
 
 /// The request to resume a run.
@@ -51,6 +54,8 @@ pub struct ResumeOptions {
     pub kind: ResumeKind,
     /// The total steps of the run; `None`: as many as before.
     pub steps: Option<u64>,
+    /// How the schedule of the learning rate goes on; `None`: as the recipe sets it, so that it covers the total steps by default.
+    pub schedule: Option<ScheduleChoice>,
 }
 
 /// The parts that are restored from a checkpoint.
@@ -132,10 +137,11 @@ pub(crate) fn next_attempt(
     why: AttemptWhy,
     replaces: Option<JobKill>,
 ) -> Result<LaunchPlan, Failure> {
-    let (recipe, changes) = match &request.changed {
+    let (mut recipe, mut changes) = match &request.changed {
         None => (request.run.recipe()?, Vec::new()),
         Some(changed) => changed.clone(),
     };
+    schedule::refuse_if_it_has_none(what, request.options.schedule, &recipe)?;
     if recipe.task == recipe::Task::Encode {
         return continue_encode(what, request, &recipe, cx, why, replaces);
     }
@@ -174,6 +180,15 @@ pub(crate) fn next_attempt(
             None
         }
         _ => steps(what, request, &recipe, checkpoint)?,
+    };
+    let schedule_rows = match recipe.job() {
+        recipe::JobKind::Train => {
+            let done = checkpoint.map_or(0, |checkpoint| checkpoint.step);
+            let resumed = schedule::Resumed::of(request, steps, done)?;
+            changes.extend(resumed.choose(&mut recipe, request.options.schedule, &request.dir.run_toml())?);
+            resumed.rows(&recipe, request.options.schedule)
+        }
+        _ => Vec::new(),
     };
     let mesh = fit_mesh(what, request, &recipe, cx)?;
     if let Some(last) = &request.facts.attempt
@@ -241,6 +256,7 @@ pub(crate) fn next_attempt(
         placement,
         steps,
         changes,
+        schedule_rows,
         saved: request.saved(),
         newest_bytes: request.newest_bytes(),
         warnings,
@@ -287,7 +303,7 @@ fn continue_encode(
     why: AttemptWhy,
     replaces: Option<JobKill>,
 ) -> Result<LaunchPlan, Failure> {
-    let ResumeOptions { step, kind, steps } = request.options;
+    let ResumeOptions { step, kind, steps, schedule: _ } = request.options;
     if step.is_some() || steps.is_some() || kind != ResumeKind::Everything || request.changed.is_some() {
         return Err(Failure::new(
             ErrorCode::InvalidArgument,
@@ -325,6 +341,7 @@ fn continue_encode(
         placement: place(what, &mesh, cx)?,
         steps: None,
         changes: Vec::new(),
+        schedule_rows: Vec::new(),
         saved: 0,
         newest_bytes: None,
         warnings: Vec::new(),
@@ -676,6 +693,8 @@ fn new_run(
 ) -> Result<LaunchPlan, Failure> {
     let run = request.run;
     let mut recipe = recipe.clone();
+    // The steps of the new run begin at 0.
+    recipe.optimizer.schedule_start = 0;
     if let Some(steps) = request.options.steps {
         recipe.train.length = Length::Steps(steps);
     }

@@ -24,6 +24,10 @@ section! {
         pub schedule: LrSchedule = LrSchedule::Linear => word::<LrSchedule>();
         /// schedule of lr_ttt, as optimizer.schedule
         pub schedule_ttt: LrSchedule = LrSchedule::Linear => word::<LrSchedule>();
+        /// steps over which warm-up and schedules run; the rates then stay at their end; 0: up to train.steps
+        pub schedule_steps: u64 = 0 => int(0, MANY);
+        /// step after which warm-up and schedules begin; vidtui resume --schedule restart sets it; 0: with the first step
+        pub schedule_start: u64 = 0 => int(0, MANY);
         /// steps of linear warm-up to the peak learning rates; 0: none
         pub warmup_steps: u64 = 0 => int(0, MANY);
         /// share of the peak in step k, from 0, of a warm-up of W steps; ttt_video: (k + 1) / W; diffusers: k / W, so the first step has

@@ -100,6 +100,7 @@ impl Optimizer {
     /// Source: diffusers 0.42.1 `optimization.py`, transformers 5.23 `optimization.py` (WSD), `torch.optim.lr_scheduler.OneCycleLR`,
     /// ttt-video-dit `optimizers.py`, and the schedule `1cycle` of Lambda's Open-Sora (bump).
     pub fn lr_at(&self, schedule: LrSchedule, peak: f64, step: u64, total: u64) -> f64 {
+        let (step, total) = self.in_schedule(step, total);
         let (warmup, end) = (self.warmup_steps, self.lr_end);
         match schedule {
             LrSchedule::OneCycle | LrSchedule::OneCycleThreePhase => {
@@ -113,6 +114,15 @@ impl Optimizer {
                 peak * left + end * (1.0 - left)
             }
         }
+    }
+
+    /// Returns the step and the number of steps, counted from the beginning of the schedule.
+    fn in_schedule(&self, step: u64, total: u64) -> (u64, u64) {
+        let steps = match self.schedule_steps {
+            0 => total.saturating_sub(self.schedule_start),
+            steps => steps,
+        };
+        (step.saturating_sub(self.schedule_start), steps)
     }
 
     fn rate_in_warmup(&self, peak: f64, step: u64) -> f64 {
@@ -168,6 +178,7 @@ impl Optimizer {
         if self.beta1_low == 0.0 {
             return self.beta1;
         }
+        let (step, total) = self.in_schedule(step, total);
         self.in_cycle(self.schedule, [self.beta1, self.beta1_low, self.beta1], step, total)
     }
 
@@ -236,6 +247,21 @@ mod tests {
             assert_eq!(optimizer(5, 1e-4).lr_at(LrSchedule::Cosine, 1e-3, step, 20), 1e-4);
             assert_eq!(o.lr_at(LrSchedule::Constant, 1e-3, step, 20), 1e-3);
         }
+    }
+
+    #[test]
+    fn a_schedule_can_be_shorter_than_the_run_or_begin_later() {
+        let o = |schedule_steps, schedule_start| Optimizer { schedule_steps, schedule_start, ..optimizer(5, 1e-4) };
+        let rates = |o: Optimizer, total| (0..40).map(move |step| o.lr_at(LrSchedule::Cosine, 3e-3, step, total));
+        let (short, long): (Vec<_>, Vec<_>) = (rates(o(0, 0), 20).collect(), rates(o(20, 0), 40).collect());
+        assert_eq!(short, long, "a longer run keeps the schedule of 20 steps");
+        let restarted: Vec<f64> = rates(o(0, 20), 40).collect();
+        assert_eq!(restarted[20..], short[..20], "a restarted one has its warm-up and its fall again");
+        let cycle = |o: Optimizer, step, total| {
+            let o = Optimizer { schedule: LrSchedule::OneCycle, beta1_low: 0.85, ..o };
+            o.beta1_at(step, total)
+        };
+        assert_eq!(cycle(o(20, 0), 12, 40), cycle(o(0, 0), 12, 20));
     }
 
     #[test]

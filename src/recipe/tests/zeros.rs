@@ -24,7 +24,7 @@ const PLAIN: [&str; 12] = [
 type Has = fn(&Recipe) -> bool;
 
 /// Keys whose 0 this crate interprets: the key, another value, and whether a recipe has the feature that 0 turns off.
-const HERE: [(&str, &str, Has); 29] = [
+const HERE: [(&str, &str, Has); 31] = [
     ("train.epochs", "3", |r| r.train.length == Length::Epochs(3)),
     ("train.collective_timeout_s", "60", |r| r.train.collective_timeout(Some(1.0)).as_secs() == 60),
     ("train.tp_pieces", "3", |r| r.train.tp_pieces.of(1 << 30, true) != 4),
@@ -35,6 +35,8 @@ const HERE: [(&str, &str, Has); 29] = [
     ("encode.fps", "8", |r| r.encode.rate().is_some()),
     ("encode.decoders", "1", |r| [1, 7].map(|threads| r.encode.decoders_of_rank(threads)) != [2, 7]),
     ("optimizer.warmup_steps", "4", |r| lr(r, 0) < 1.0),
+    ("optimizer.schedule_steps", "10", |r| lr(r, 12) == 0.0),
+    ("optimizer.schedule_start", "4", |r| lr(r, 2) == 1.0),
     ("optimizer.cycles", "3", |r| lr(r, 10) != 0.5),
     ("optimizer.cooldown_steps", "4", |r| lr(r, 18) == 0.5),
     ("optimizer.beta1_low", "0.5", |r| r.optimizer.beta1_at(4, 20) != r.optimizer.beta1),

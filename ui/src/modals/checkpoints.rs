@@ -68,7 +68,7 @@ pub fn on_action(model: &mut Model, mut dialog: CheckpointsDialog, action: Actio
         return Vec::new();
     }
     let job = model.jobs.start(Intent::PlanResumeFrom { run: run.clone(), step });
-    let options = ResumeOptions { step: Some(step), kind, steps: None };
+    let options = ResumeOptions { step: Some(step), kind, ..ResumeOptions::default() };
     vec![Effect::Job { job, request: Request::PlanResume { run, options } }]
 }
 

@@ -289,6 +289,65 @@ fn a_finished_run_is_refused_unless_its_steps_are_raised() {
 }
 
 #[test]
+fn a_longer_run_keeps_stretches_or_restarts_its_schedule() {
+    let finished = past(60, &[40, 60]);
+    let longer = |schedule| {
+        let plan = plan_with(&finished, ResumeOptions { steps: Some(100), schedule, ..ResumeOptions::default() }, 2);
+        plan.unwrap_or_else(|failure| panic!("{failure}"))
+    };
+    let rates = |plan: &LaunchPlan| {
+        let recipe = plan.attempt.effective(&plan.run.recipe().unwrap());
+        let (o, total) = (&recipe.optimizer, recipe.train.length.steps().unwrap());
+        [60, 62, 99].map(|step| o.lr_at(o.schedule, o.lr, step, total))
+    };
+    let chosen = [None, Some(ScheduleChoice::Stretch), Some(ScheduleChoice::Keep), Some(ScheduleChoice::Restart)];
+    let [silent, stretched, kept, restarted] = chosen.map(longer);
+    assert_eq!(rates(&silent), rates(&stretched), "stretching is the default");
+    assert!(rates(&stretched)[0] > 3e-4, "{:?}", rates(&stretched));
+    assert_eq!(rates(&kept), [1e-5; 3]);
+    let [first, later, _] = rates(&restarted);
+    assert_eq!((first, later), (1e-3 / 5.0, 1e-3 * 3.0 / 5.0), "the warm-up of five steps");
+    assert!(!kept.starts_at_once(), "the recipe changes");
+    let rows = |plan: &LaunchPlan| {
+        let of = |(name, _): &&(String, String)| name == "schedule" || name == "or" || name == "changed";
+        plan.summary.iter().filter(of).map(|(name, text)| format!("{name:<9} {text}")).collect::<Vec<_>>().join("\n")
+    };
+    insta::assert_snapshot!([&silent, &stretched, &kept, &restarted].map(rows).join("\n\n"));
+    // Once kept, it stays kept.
+    let mut again = past(80, &[60, 80]);
+    again.run = kept.run.clone();
+    again.facts.attempt.as_mut().unwrap().steps = Some(100);
+    assert_eq!(rates(&plan(&again).unwrap()), [1e-5; 3]);
+    // A plain resume and a schedule that does not depend on the steps have no row.
+    assert_eq!(rows(&plan(&past(45, &[40])).unwrap()), "");
+    let constant = plan_changed(
+        &finished,
+        ResumeOptions { steps: Some(100), ..ResumeOptions::default() },
+        2,
+        &["optimizer.schedule=constant"],
+    );
+    assert!(!rows(&constant.unwrap()).contains("schedule "));
+}
+
+#[test]
+fn only_training_with_the_embedded_trainer_has_a_schedule() {
+    let mut past = past(60, &[40]);
+    past.run.recipe = crate::fixtures::command().to_table();
+    let options = ResumeOptions { schedule: Some(ScheduleChoice::Keep), ..ResumeOptions::default() };
+    let refused = plan_with(&past, options, 2).unwrap_err();
+    assert_eq!((refused.code, refused.fix.as_str()), (ErrorCode::InvalidArgument, "remove --schedule"));
+    let new = plan_with(
+        &self::past(60, &[60]),
+        ResumeOptions { steps: Some(90), schedule: Some(ScheduleChoice::Restart), ..ResumeOptions::default() },
+        2,
+    );
+    let mut again = self::past(90, &[90]);
+    again.run = new.unwrap().run;
+    let weights = plan_with(&again, kind(ResumeKind::WeightsOnly), 2).unwrap();
+    assert_eq!(weights.run.recipe().unwrap().optimizer.schedule_start, 0, "the steps of a new run begin at 0");
+}
+
+#[test]
 fn the_proposed_steps_are_round_and_more_than_those_done() {
     let proposed = [(200, 200), (41, 200), (80, 200), (7, 20), (1234, 1234), (1000, 1), (0, 0), (u64::MAX, 5)];
     let proposed = proposed.map(|(done, length)| longer(done, length));

@@ -3,17 +3,27 @@
 use super::Advice;
 use crate::{Length, LrSchedule, OptimizerKind, Recipe, Task, UseEma};
 
-/// Skips a recipe whose length is in epochs: it is checked again when its steps are known.
+/// Returns the key of the number of steps of the schedules, and the number. `None` for a recipe whose length is in epochs, which is checked
+/// again when its steps are known, and for schedules that a resume restarted: the steps after the restart are those of the attempt.
+fn schedule_length(recipe: &Recipe) -> Option<(&'static str, u64)> {
+    let o = &recipe.optimizer;
+    match (o.schedule_steps, recipe.train.length) {
+        (steps @ 1.., _) => Some(("optimizer.schedule_steps", steps)),
+        (0, Length::Steps(steps)) if o.schedule_start == 0 => Some(("train.steps", steps)),
+        _ => None,
+    }
+}
+
 pub(super) fn warmup_ends(recipe: &Recipe) -> Result<(), Advice> {
-    let (warmup, Length::Steps(steps)) = (recipe.optimizer.warmup_steps, recipe.train.length) else { return Ok(()) };
+    let (warmup, Some((key, steps))) = (recipe.optimizer.warmup_steps, schedule_length(recipe)) else { return Ok(()) };
     if warmup <= steps {
         return Ok(());
     }
     Err(Advice {
         why: format!(
-            "optimizer.warmup_steps {warmup} is more than train.steps {steps}, so the learning rate never reaches its peak"
+            "optimizer.warmup_steps {warmup} is more than {key} {steps}, so the learning rate never reaches its peak"
         ),
-        fix: format!("set optimizer.warmup_steps to {steps} or less, or train.steps to {warmup} or more"),
+        fix: format!("set optimizer.warmup_steps to {steps} or less, or {key} to {warmup} or more"),
     })
 }
 
@@ -70,7 +80,7 @@ fn example(recipe: &Recipe, tenths: u64) -> String {
 pub(super) fn cooldown_fits(recipe: &Recipe) -> Result<(), Advice> {
     let (cooldown, warmup) = (recipe.optimizer.cooldown_steps, recipe.optimizer.warmup_steps);
     let schedule = schedules(recipe).into_iter().find(|(_, schedule)| schedule.has_cooldown());
-    match (schedule, recipe.train.length) {
+    match (schedule, schedule_length(recipe)) {
         (None, _) if cooldown > 0 => Err(Advice {
             why: format!("optimizer.cooldown_steps {cooldown} has no effect: no schedule is wsd or bump"),
             fix: "set optimizer.schedule = \"wsd\", or remove optimizer.cooldown_steps".into(),
@@ -79,9 +89,9 @@ pub(super) fn cooldown_fits(recipe: &Recipe) -> Result<(), Advice> {
             why: format!("the {key} falls in optimizer.cooldown_steps, which is 0"),
             fix: format!("set optimizer.cooldown_steps{}", example(recipe, 1)),
         }),
-        (Some((key, _)), Length::Steps(steps)) if warmup + cooldown > steps => Err(Advice {
+        (Some((key, _)), Some((length, steps))) if warmup + cooldown > steps => Err(Advice {
             why: format!(
-                "the {key} has optimizer.warmup_steps {warmup} + optimizer.cooldown_steps {cooldown} = {} steps, and train.steps is {steps}",
+                "the {key} has optimizer.warmup_steps {warmup} + optimizer.cooldown_steps {cooldown} = {} steps, and {length} is {steps}",
                 warmup + cooldown
             ),
             fix: format!("set optimizer.cooldown_steps to {} or less", steps.saturating_sub(warmup)),

@@ -2,8 +2,9 @@
 
 use super::{JsonArgs, NodesArgs, QueueAddArgs};
 use camino::Utf8PathBuf;
-use clap::{Args as Arguments, Subcommand};
+use clap::{Args as Arguments, Subcommand, ValueEnum};
 use cluster::NodeId;
+use plan::ScheduleChoice;
 
 /// `vidtui job …`: called by the batch script of a Slurm job.
 #[derive(Debug, Subcommand)]
@@ -174,7 +175,7 @@ pub struct ResumeArgs {
     #[arg(long)]
     pub step: Option<u64>,
     /// Loads only the weights. Optimizer and data order restart
-    #[arg(long, conflicts_with = "fresh_data")]
+    #[arg(long, conflicts_with_all = ["fresh_data", "schedule"])]
     pub weights_only: bool,
     /// Loads weights and optimizer. The data order restarts
     #[arg(long)]
@@ -184,12 +185,37 @@ pub struct ResumeArgs {
     pub ranks: Option<usize>,
     #[command(flatten)]
     pub nodes: NodesArgs,
+    /// How the schedule of the learning rate goes on, for example with --set train.steps [default: as the recipe sets it: stretch,
+    /// unless optimizer.schedule_steps is set]
+    #[arg(long, value_enum, value_name = "HOW")]
+    pub schedule: Option<ScheduleArg>,
     /// Changes a key of the recipe (repeatable): data, rates, schedule, batch, mesh, samples, log. The plan shows what each change
     /// does to the losses
     #[arg(long, value_name = "SECTION.KEY=VALUE")]
     pub set: Vec<String>,
     #[command(flatten)]
     pub then: ThenArgs,
+}
+
+/// How the schedule of the learning rate goes on in a resume.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum ScheduleArg {
+    /// Each step has the rate that it would have had; after the old number of steps, the rate stays at its end
+    Keep,
+    /// The schedule covers the new number of steps; the rate of the next step may jump
+    Stretch,
+    /// Warm-up and schedule begin again with the next step
+    Restart,
+}
+
+impl From<ScheduleArg> for ScheduleChoice {
+    fn from(arg: ScheduleArg) -> Self {
+        match arg {
+            ScheduleArg::Keep => Self::Keep,
+            ScheduleArg::Stretch => Self::Stretch,
+            ScheduleArg::Restart => Self::Restart,
+        }
+    }
 }
 
 /// `vidtui profile`.

@@ -51,7 +51,7 @@ fn plan_resume(workspace: &Workspace, args: &ResumeArgs) -> Result<LaunchPlan, C
         _ => ResumeKind::Everything,
     };
     let (steps, sets) = split_steps(&args.set)?;
-    let options = ResumeOptions { step: args.step, kind, steps };
+    let options = ResumeOptions { step: args.step, kind, steps, schedule: args.schedule.map(Into::into) };
     let nodes = workspace.wanted(&args.nodes);
     let run = named_run(workspace, &args.run, Needs::Resume, args.then.output.json)?;
     workspace.plan_resume(&run, args.ranks, nodes, options, &sets)
