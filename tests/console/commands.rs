@@ -58,6 +58,32 @@ fn a_run_of_some_epochs_and_a_new_run_from_its_weights_have_the_steps_of_these_e
 }
 
 #[test]
+fn a_run_has_a_note_and_goes_to_the_trash_and_back_unless_another_one_needs_it() {
+    let site = TestSite::new().with("FAKE_STEP_MS", "1");
+    let parent = site.succeeds(&["launch", "configs/small/curriculum.toml:short", "--set", "train.steps=3", "--wait"]);
+    let parent = parent.trim();
+    let noted = site.json(&["runs", "note", parent, "#baseline", "of the sweep", "--json"]);
+    assert_eq!((&noted["note"], &noted["tags"][0]), (&"#baseline of the sweep".into(), &"baseline".into()));
+    let child = site.succeeds(&["next", parent, "--set", "train.steps=100000"]);
+    let child = child.trim();
+    assert_eq!(site.error(&["runs", "delete", parent, "--yes"]), (1, "checkpoint-in-use".into()));
+    assert_eq!(site.error(&["runs", "delete", child, "--yes"]), (1, "run-is-alive".into()));
+    site.succeeds(&["stop", child, "--wait"]);
+    let found = site.json(&["runs", "--tag", "baseline", "--json"]);
+    assert_eq!((found["runs"].as_array().unwrap().len(), &found["runs"][0]["run"]), (1, &parent.into()));
+    // Without a terminal, the question is not answered.
+    assert_ne!(site.vidtui(&["runs", "delete", parent]).code, 0);
+    assert_eq!(site.json(&["runs", "delete", parent, "--yes", "--json"])["deleted"][0], parent);
+    assert_eq!(site.json(&["runs", "--json"])["runs"].as_array().unwrap().len(), 1);
+    assert_eq!(site.json(&["runs", "trash", "--json"])["deleted"][0]["run"], parent);
+    site.succeeds(&["runs", "restore", parent]);
+    assert_eq!(site.json(&["status", parent, "--json"])["note"], "#baseline of the sweep");
+    site.succeeds(&["runs", "delete", parent, "--yes"]);
+    assert_eq!(site.json(&["runs", "trash", "--empty", "--yes", "--json"])["removed"][0], parent);
+    assert!(!site.root.join("runs/trash").join(parent).exists());
+}
+
+#[test]
 fn a_run_is_found_by_prefix_and_suffix_of_its_id_and_as_latest() {
     let site = TestSite::new().with("FAKE_STEP_MS", "1");
     let run = site.succeeds(&["launch", "configs/small/short.toml", "--set", "train.steps=2", "--wait"]);

@@ -16,6 +16,7 @@ const LORA: &str = include_str!("../../docs/lora.md");
 const MEMORY: &str = include_str!("../../docs/memory.md");
 const README: &str = include_str!("../../README.md");
 const TOUR: &str = include_str!("../../docs/tour.md");
+const RUNS: &str = include_str!("../../docs/runs.md");
 const NODES: &str = include_str!("../../docs/nodes.md");
 
 /// The flags that are appended to commands with these beginnings: the sizes of the small model, and `--wait` if the
@@ -231,6 +232,15 @@ fn each_command_of_the_document_succeeds() {
         let measured = rundir::Tail::<rundir::MetricSample>::new(watched.metrics()).poll().unwrap().items;
         assert!(measured.iter().any(|sample| sample.validation_loss_by_level.len() == 9));
     }
+}
+
+#[test]
+fn the_commands_that_label_find_and_delete_runs_succeed() {
+    let site = TestSite::new().with("FAKE_STEP_MS", "1");
+    symlink(VIDTUI, site.root.join("bin/vidtui")).unwrap();
+    let started = site.succeeds(&["launch", "configs/small/short.toml", "--set", "train.steps=2", "--wait"]);
+    run(&site, &blocks(RUNS, "sh"), &[]);
+    assert_eq!(site.json(&["runs", "trash", "--json"])["deleted"][0]["run"], started.trim());
 }
 
 /// Returns the part of docs/lora.md about the demo's model, and the part about a released model.

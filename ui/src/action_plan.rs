@@ -3,7 +3,7 @@
 
 use crate::fleet::FleetSource;
 use cluster::NodeId;
-use plan::{CheckpointDelete, KillScope, LaunchPlan, NodesKill, ProcessKey, RunKill};
+use plan::{CheckpointDelete, KillScope, LaunchPlan, NodesKill, ProcessKey, RunDelete, RunKill};
 use rundir::{Failure, RunId};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -22,9 +22,9 @@ pub enum ActionRequest {
         /// The processes; `None` for all that train or use GPUs.
         chosen: Option<BTreeSet<ProcessKey>>,
     },
-    /// Resume, stop or kill several runs.
+    /// Resume, stop, kill or delete runs.
     Runs {
-        /// Whether the runs are resumed, stopped or killed.
+        /// Whether the runs are resumed, stopped, killed or deleted.
         verb: RunVerb,
         /// The runs.
         runs: Vec<RunId>,
@@ -47,6 +47,8 @@ pub enum RunVerb {
     Stop,
     /// End all processes.
     Kill,
+    /// Move the folder into the trash.
+    Delete,
 }
 
 impl RunVerb {
@@ -56,6 +58,7 @@ impl RunVerb {
             Self::Resume => "resume",
             Self::Stop => "stop",
             Self::Kill => "kill",
+            Self::Delete => "delete",
         }
     }
 }
@@ -70,9 +73,9 @@ pub enum ActionPlan {
         /// The processes, and those that are left alone.
         kill: NodesKill,
     },
-    /// Resume, stop or kill several runs.
+    /// Resume, stop, kill or delete runs.
     Runs {
-        /// Whether the runs are resumed, stopped or killed.
+        /// Whether the runs are resumed, stopped, killed or deleted.
         verb: RunVerb,
         /// The runs, each with its plan, or why it is refused.
         runs: Vec<(RunId, Result<RunPlan, Failure>)>,
@@ -88,6 +91,8 @@ pub enum RunPlan {
     Start(Box<LaunchPlan>),
     /// Stop or kill the run.
     End(Box<RunKill>),
+    /// Move the run into the trash.
+    Delete(Box<RunDelete>),
 }
 
 impl ActionPlan {

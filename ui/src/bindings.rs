@@ -39,6 +39,7 @@ pub enum Action {
     NextStage,
     Resume,
     ResumeWith,
+    Note,
     Stop,
     Kill,
     Stacks,
@@ -429,10 +430,29 @@ const RUNS: &[Binding] = with_motion![
     .when(Condition::RunAllows)
     .shown_when(Condition::RunMayHang),
     bind(&[Key::ch('N')], Action::NodesOfRun, "nodes", "List the nodes of the run").when(Condition::RunChosen),
-    bind(&[Key::ch(' ')], Action::Mark, "mark", "Mark the run; resume, stop and kill then apply to all marked runs")
-        .shown_when(Condition::SeveralRunsListed),
+    bind(
+        &[Key::ch(' ')],
+        Action::Mark,
+        "mark",
+        "Mark the run; resume, stop, kill and delete then apply to all marked runs"
+    )
+    .shown_when(Condition::SeveralRunsListed),
     bind(&[Key::ch('c')], Action::Compare, "compare", "Compare the metrics and recipes of the marked runs")
         .when(Condition::SeveralRunsMarked),
+    bind(
+        &[Key::ch('#')],
+        Action::Note,
+        "",
+        "Write a note about the run; words with # are tags, which the filter finds"
+    )
+    .when(Condition::RunChosen),
+    bind(
+        &[Key::ch('D'), Key::code(KeyCode::Delete)],
+        Action::Delete,
+        "",
+        "Move the run, or all marked runs, into the trash; asks for confirmation"
+    )
+    .when(Condition::Any(&[Condition::RunsMarked, Condition::RunAllows])),
     bind(&[Key::ch('w')], Action::Queue, "", "Show all entries of the queue, or only the first ones"),
     bind(&[Key::ch('y')], Action::CopyPath, "", "Copy the path of the run's folder"),
     bind(&[ESC], Action::Back, "", "Clear the marks, or the filter"),
@@ -476,6 +496,8 @@ const RUN: &[Binding] = &[
     bind(&[Key::ch('E')], Action::ExportPng, "", "Export the chart as PNG").when(Condition::ChartFocused),
     bind(&[Key::ch('p')], Action::Prompt, "new video", "Make a video of a prompt from the newest checkpoint")
         .when(Condition::RunSamples),
+    bind(&[Key::ch('#')], Action::Note, "", "Write a note about the run; words with # are tags")
+        .when(Condition::RunChosen),
     bind(&[Key::code(KeyCode::Left)], Action::CursorLeft, "", "Move the cursor left; the view follows"),
     bind(&[Key::code(KeyCode::Right)], Action::CursorRight, "cursor", "Move the cursor right; the view follows")
         .shown_when(Condition::ChartEnlarged),

@@ -85,6 +85,13 @@ pub enum Request {
         /// Whether the checkpoint is pinned afterwards.
         is_pinned: bool,
     },
+    /// Replace the note of a run; answered by `Outcome::Noted` or `Failed`.
+    WriteNote {
+        /// The run.
+        run: RunId,
+        /// The note; empty to remove it.
+        note: String,
+    },
     /// Find the processes that a kill would signal (`KillHow::Kill`); answered by `JobMsg::KillPlanned` or `Failed`.
     PlanKill {
         /// The run to kill.

@@ -85,6 +85,7 @@ pub fn row(run: RunId, stage: &str, state: RunState, step: u64) -> RunRow {
         longer_steps: None,
         launch: None,
         is_imported: false,
+        note: None,
     }
 }
 

@@ -53,6 +53,8 @@ pub enum Intent {
         /// The step of the checkpoint.
         step: u64,
     },
+    /// Write the note of a run.
+    Note(RunId),
     /// Write the stack traces of a run's processes.
     Stacks(RunId),
     /// Export a chart.
@@ -78,6 +80,7 @@ impl Intent {
             | Self::ReadLaunch
             | Self::PlanAction { .. }
             | Self::Pin { .. }
+            | Self::Note(_)
             | Self::Stacks(_)
             | Self::Export
             | Self::MuteAlerts
@@ -100,6 +103,7 @@ impl Intent {
             Self::PlanAction { what } => what.clone(),
             Self::Act { what, .. } => format!("in progress: {what}"),
             Self::Pin { step } => format!("changing the pin of step {}", units::grouped(*step)),
+            Self::Note(run) => format!("writing the note of {}", short(run)),
             Self::PlanKill(run) => format!("finding the processes of {}", short(run)),
             Self::Launch { run, .. } => format!("starting {}", short(run)),
             Self::Stop(run) => format!("requesting a stop of {}", short(run)),

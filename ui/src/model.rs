@@ -195,7 +195,9 @@ impl Model {
         let passes = |row: &&RunRow| {
             let stage = row.stage.as_deref().unwrap_or_default();
             let word = StateKind::of(&row.state).word();
-            wanted.is_empty() || format!("{} {} {stage} {word}", row.run, row.name).to_lowercase().contains(&wanted)
+            let note = row.note.as_deref().unwrap_or_default();
+            let text = || format!("{} {} {stage} {word} {note}", row.run, row.name).to_lowercase();
+            wanted.is_empty() || text().contains(&wanted)
         };
         self.rows().iter().filter(passes).collect()
     }

@@ -293,6 +293,9 @@ pub struct RunRow {
     /// Whether the run was imported from the log of another tool, so that it cannot be resumed.
     #[serde(default)]
     pub is_imported: bool,
+    /// The note of its users; words that begin with `#` are tags.
+    #[serde(default)]
+    pub note: Option<String>,
 }
 
 impl RunRow {
@@ -590,6 +593,8 @@ pub enum Outcome {
     },
     /// An action on several nodes, processes or runs, or on a checkpoint has ended, with the result for each.
     Acted(Vec<ActionResult>),
+    /// The note of a run was written.
+    Noted(RunId),
     /// A checkpoint was pinned or unpinned.
     Pinned {
         /// The step of the checkpoint.

@@ -29,13 +29,12 @@ pub fn check(model: &Model, action: Action) -> Result<&RunRow, String> {
     let name = short_id(&row.run);
     let kind = StateKind::of(&row.state);
     let word = kind.word();
-    let busy = model
-        .jobs
-        .busy_with(&row.run)
-        .filter(|_| matches!(action, Action::Resume | Action::ResumeWith | Action::Stop | Action::Kill));
+    let busy = model.jobs.busy_with(&row.run).filter(|_| {
+        matches!(action, Action::Resume | Action::ResumeWith | Action::Stop | Action::Kill | Action::Delete)
+    });
     match (action, model.jobs.waiting_kill(&row.run), busy) {
         (Action::Kill, Some(_), _) => return Ok(row),
-        (Action::Resume | Action::ResumeWith | Action::Stop, Some((_, waiting)), _) => {
+        (Action::Resume | Action::ResumeWith | Action::Stop | Action::Delete, Some((_, waiting)), _) => {
             let waited = units::duration(model.now - waiting.since_s);
             return Err(format!("{name}: kill pending for {waited}. Press {} to cancel it.", key(Action::Kill)));
         }
@@ -61,6 +60,10 @@ pub fn check(model: &Model, action: Action) -> Result<&RunRow, String> {
         Action::Kill if matches!(kind, StateKind::New | StateKind::Finished | StateKind::Stopped) => {
             Err(format!("{name} is not running ({word})"))
         }
+        Action::Delete if kind.is_active() => {
+            Err(format!("{name} is {word}. Press {} to stop it first.", key(Action::Stop)))
+        }
+        Action::Delete if model.jobs.planning_action() => Err("Another action is already being prepared".to_owned()),
         Action::Stacks if model.jobs.collecting(&row.run) => Err(format!("Already writing the stack traces of {name}")),
         Action::Stacks if !kind.is_active() => Err(format!("{name} is not running ({word})")),
         Action::NextStage if row.launch.is_some() => Ok(row),
@@ -88,6 +91,7 @@ pub fn act_on_marked(model: &mut Model, action: Action) -> Vec<Effect> {
     let verb = match action {
         Action::Resume => RunVerb::Resume,
         Action::Stop => RunVerb::Stop,
+        Action::Delete => RunVerb::Delete,
         _ => RunVerb::Kill,
     };
     if model.jobs.planning_action() {
@@ -153,6 +157,18 @@ pub fn act(model: &mut Model, action: Action) -> Vec<Effect> {
                 vec![Effect::Job { job, request: Request::PlanKill { run } }]
             }
         },
+        Action::Delete => {
+            let job = model.jobs.start(Intent::PlanAction { what: format!("checking what uses {}", short_id(&run)) });
+            let plan = ActionRequest::Runs { verb: RunVerb::Delete, runs: vec![run] };
+            vec![Effect::Job { job, request: Request::PlanAction(plan) }]
+        }
+        Action::Note => {
+            let note = model.row(&run).and_then(|row| row.note.clone()).unwrap_or_default();
+            // The note is of this run, also if the list changes while the user types.
+            model.screens.runs.selected = Some(run);
+            model.input = Some(Input::new(Purpose::Note, note));
+            Vec::new()
+        }
         Action::Stacks => {
             let job = model.jobs.start(Intent::Stacks(run.clone()));
             vec![Effect::Job { job, request: Request::CollectStacks { run } }]

@@ -227,6 +227,8 @@ fn done(model: &mut Model, outcome: Outcome, intent: &Intent) {
         Outcome::Killed { run, report } => model.notify(format!("{}: {report}", short_id(&run))),
         // The dialog of the action shows its results.
         Outcome::Acted(_) => {}
+        // The list of runs shows the note.
+        Outcome::Noted(_) => {}
         Outcome::Pinned { step, is_pinned } => {
             let step = units::grouped(step);
             model.notify(match is_pinned {

@@ -10,6 +10,7 @@ use cluster::NodeId;
 /// 2026-11-20T0340-demo-2s-k7f2/
 /// ├── run.toml  config.json            what is trained, written once by the launch; the configuration of the diffusers
 /// │                                    model that the weights come from, if they do
+/// ├── note                             one line by users; its words that begin with # are tags
 /// ├── metrics.jsonl  events.jsonl      rank 0 appends
 /// ├── stop  save  sample  profile      requests: save and stop, save and continue, make samples, trace steps
 /// ├── healer  healer-events.jsonl  healer.log    the program that resumes the run after failures, if there is one
@@ -63,6 +64,11 @@ impl RunDir {
     /// Returns the configuration of the model that the weights come from; see [`crate::model_config`].
     pub fn model_config(&self) -> Utf8PathBuf {
         self.root.join(MODEL_CONFIG)
+    }
+
+    /// Returns the file of the note ([`crate::read_note`]).
+    pub fn note_file(&self) -> Utf8PathBuf {
+        self.root.join("note")
     }
 
     /// Returns the file with one [`crate::MetricSample`] per logged step.

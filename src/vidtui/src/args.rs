@@ -197,7 +197,7 @@ pub enum Command {
     Next(NextArgs),
     /// Makes videos of prompts, with the weights of a run, a checkpoint or a downloaded model
     Sample(Box<SampleArgs>),
-    /// Lists the runs, newest first
+    /// Lists the runs, newest first. Writes notes and tags, deletes and restores runs
     Runs(RunsArgs),
     /// Shows a run: state, progress, loss, newest checkpoint, findings
     Status(StatusArgs),
@@ -269,7 +269,7 @@ impl Command {
             Self::Sample(args) => args.output.json,
             Self::Resume(args) => args.then.output.json,
             Self::Next(args) => args.then.output.json,
-            Self::Runs(args) => args.output.json,
+            Self::Runs(args) => args.is_json(),
             Self::Status(args) => args.output.json,
             Self::Compare(args) => args.output.json,
             Self::Stacks(args) => args.output.json,
@@ -328,18 +328,82 @@ pub struct ConfigArgs {
 
 /// `vidtui runs`.
 #[derive(Debug, Arguments)]
+#[command(args_conflicts_with_subcommands = true)]
 pub struct RunsArgs {
+    #[command(subcommand)]
+    pub command: Option<RunsCommand>,
     /// Lists only runs with this text in their name or id
     #[arg(long, value_name = "PART")]
     pub name: Option<String>,
     /// Lists only runs in this state, such as running, finished or failed (repeatable)
     #[arg(long, value_name = "STATE", value_parser = run_state)]
     pub state: Vec<StateKind>,
+    /// Lists only runs whose note has this tag: a word with `#` (repeatable)
+    #[arg(long, value_name = "TAG")]
+    pub tag: Vec<String>,
     /// Lists the N newest of these runs [default: all]
     #[arg(long, value_name = "N")]
     pub limit: Option<usize>,
     #[command(flatten)]
     pub output: JsonArgs,
+}
+
+/// `vidtui runs …`.
+#[derive(Debug, Subcommand)]
+pub enum RunsCommand {
+    /// Prints the note of a run, or replaces it: one line, whose words with `#` are tags
+    Note {
+        /// The run
+        run: String,
+        /// The note; "" removes it [default: print it]
+        text: Vec<String>,
+        #[command(flatten)]
+        output: JsonArgs,
+    },
+    /// Moves runs into the trash; asks for confirmation. Refused for a run that is active or that another one needs
+    Delete {
+        /// The runs
+        #[arg(required = true, value_name = "RUN")]
+        chosen: Vec<String>,
+        /// Does not ask for confirmation
+        #[arg(long)]
+        yes: bool,
+        #[command(flatten)]
+        output: JsonArgs,
+    },
+    /// Moves a deleted run back
+    Restore {
+        /// The run
+        run: String,
+        #[command(flatten)]
+        output: JsonArgs,
+    },
+    /// Lists the deleted runs. Each is removed for good after 7 days
+    Trash {
+        /// Removes all of them for good now; asks for confirmation
+        #[arg(long)]
+        empty: bool,
+        /// Does not ask for confirmation
+        #[arg(long, requires = "empty")]
+        yes: bool,
+        #[command(flatten)]
+        output: JsonArgs,
+    },
+}
+
+impl RunsArgs {
+    /// Returns whether the command prints JSON.
+    pub fn is_json(&self) -> bool {
+        match &self.command {
+            None => self.output.json,
+            Some(
+                RunsCommand::Note { output, .. }
+                | RunsCommand::Delete { output, .. }
+                | RunsCommand::Restore { output, .. }
+                | RunsCommand::Trash { output, .. },
+            ) => output.json,
+        }
+    }
 }
 
 /// Reads the word of a state.
@@ -454,6 +518,30 @@ mod tests {
             let words =
                 words.flat_map(|(i, part)| if i % 2 == 1 { vec![part] } else { part.split_whitespace().collect() });
             assert!(Args::try_parse_from(words).is_ok(), "{example}");
+        }
+    }
+
+    #[test]
+    fn the_help_names_the_days_of_the_trash() {
+        let root = Args::command();
+        let trash = root.find_subcommand("runs").unwrap().find_subcommand("trash").unwrap();
+        let about = trash.get_about().unwrap().to_string();
+        assert!(about.contains(&format!("after {} days", rundir::TRASH_DAYS)), "{about}");
+    }
+
+    #[test]
+    fn filters_of_runs_are_refused_with_a_command() {
+        let is_valid = |line: &str| Args::try_parse_from(std::iter::once("vidtui").chain(line.split(' '))).is_ok();
+        for line in [
+            "runs --tag baseline --limit 2 --json",
+            "runs delete k7f2 q2xw --yes --json",
+            "runs note k7f2 a #b",
+            "runs trash",
+        ] {
+            assert!(is_valid(line), "{line}");
+        }
+        for line in ["runs --tag baseline delete k7f2", "runs delete", "runs trash --yes", "runs restore"] {
+            assert!(!is_valid(line), "{line}");
         }
     }
 

@@ -86,6 +86,9 @@ pub fn open(workspace: Workspace, run: Option<&str>, record: Option<&Utf8Path>) 
         )));
     }
     let run = run.map(|run| Ok::<_, CommandError>(workspace.find(run)?.read_run()?.id)).transpose()?;
+    let trash = workspace.trash();
+    // Large checkpoints take seconds. The next console ends a removal that is interrupted.
+    std::thread::spawn(move || trash.remove_expired(now_s()));
     on_runtime(open_on_runtime(Arc::new(workspace), run, record))
 }
 

@@ -48,6 +48,10 @@ pub struct RunDocument {
     stage: Option<String>,
     parent: Option<ParentDocument>,
     created_s: f64,
+    /// The note of its users.
+    note: Option<String>,
+    /// The tags in the note.
+    tags: Vec<String>,
     attempt: Option<AttemptDocument>,
     checkpoint: Option<CheckpointDocument>,
     /// The Slurm job of the run.
@@ -282,7 +286,7 @@ pub struct CheckpointDocument {
 impl RunDocument {
     /// Describes a run.
     pub fn new(summary: &RunSummary) -> Self {
-        let run = &summary.run;
+        let (run, note) = (&summary.run, rundir::read_note(&summary.dir));
         Self {
             run: run.id.to_string(),
             name: run.name.clone(),
@@ -308,6 +312,8 @@ impl RunDocument {
             stage: run.stage.clone(),
             parent: run.lineage.as_ref().map(|l| ParentDocument { run: l.run.to_string(), step: l.step }),
             created_s: run.created_s,
+            tags: note.iter().flat_map(|note| rundir::tags(note)).map(ToOwned::to_owned).collect(),
+            note,
             attempt: summary.attempt.as_ref().map(AttemptDocument::new),
             job: summary.job.as_ref().map(JobDocument::new),
             checkpoint: summary.checkpoint.clone().map(|c| CheckpointDocument::new(&CheckpointEntry::Complete(c))),
@@ -521,6 +527,8 @@ mod tests {
             stage: None,
             parent: Some(ParentDocument { run: "r".into(), step: 1 }),
             created_s: 0.0,
+            note: Some("#baseline".into()),
+            tags: vec!["baseline".into()],
             attempt: Some(AttemptDocument { number: 1, started_s: 0.0, start_step: 0, ranks: 1, nodes: vec![] }),
             checkpoint: Some(CheckpointDocument::new(&CheckpointEntry::Incomplete {
                 step: 1,

@@ -132,6 +132,10 @@ fn run(
             at.pin_checkpoint(&at.dir(&run), step, is_pinned)?;
             JobMsg::Done(Outcome::Pinned { step, is_pinned })
         }
+        Request::WriteNote { run, note } => {
+            rundir::write_note(&at.dir(&run), &note)?;
+            JobMsg::Done(Outcome::Noted(run))
+        }
         Request::PlanKill { run } => JobMsg::KillPlanned(Box::new(at.plan_kill(&at.dir(&run), KillHow::Kill)?)),
         Request::LaunchDraft { draft, files, plan } => {
             at.check_draft_files(&draft, files)?;

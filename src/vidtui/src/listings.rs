@@ -128,6 +128,7 @@ fn row(summary: &RunSummary, facts: &RunFacts) -> RunRow {
         longer_steps: longer_steps(summary),
         launch: launch_of(&summary.dir, run),
         is_imported: run.imported.is_some(),
+        note: rundir::read_note(&summary.dir),
     }
 }
 
@@ -185,8 +186,15 @@ pub fn sample_folders(samples: &SampleFolder) -> BTreeMap<Utf8PathBuf, FileStamp
 
 /// Returns the stamps of all files and folders that change when the status of a run changes.
 fn files_of(dir: &RunDir) -> Vec<FileStamp> {
-    let mut files =
-        vec![dir.run_toml(), dir.metrics(), dir.events(), dir.healer_events(), dir.attempts(), dir.checkpoints()];
+    let mut files = vec![
+        dir.run_toml(),
+        dir.note_file(),
+        dir.metrics(),
+        dir.events(),
+        dir.healer_events(),
+        dir.attempts(),
+        dir.checkpoints(),
+    ];
     for node in dir.node_ids().unwrap_or_default() {
         files.extend([dir.node_dir(&node), dir.node_events(&node)]);
     }

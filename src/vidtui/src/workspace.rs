@@ -28,6 +28,7 @@ mod runs;
 mod stacks;
 mod subject;
 mod target;
+mod trash;
 mod weights;
 
 pub use draft::{DraftFiles, DraftLaunch, draft_of, hashed};

@@ -72,7 +72,10 @@ impl ActionDialog {
         let edge = if is_kind { model.theme.accent } else { model.theme.bad };
         let title = match &*self.plan {
             plan if plan.is_possible() => format!("{}?", text::capitalized(&plan.title())),
-            ActionPlan::Runs { verb, .. } => format!("Cannot {} the marked runs", verb.word()),
+            ActionPlan::Runs { verb, runs } => match &runs[..] {
+                [(only, _)] => format!("Cannot {} {}", verb.word(), short_id(only)),
+                _ => format!("Cannot {} the marked runs", verb.word()),
+            },
             _ => "There is nothing to do".to_owned(),
         };
         dialog::draw(model, buf, &title, edge, self.lines(model), Line::from(footer), self.scroll);
@@ -203,6 +206,12 @@ impl Page<'_> {
             self.text(text, 0, theme.warn);
             self.blank();
         }
+        if verb == RunVerb::Delete && runs.iter().any(|(_, plan)| plan.is_ok()) {
+            let days = rundir::TRASH_DAYS;
+            let text = format!("They stay in the trash for {days} days: `vidtui runs restore RUN` brings one back.");
+            self.text(&text, 0, Style::new());
+            self.blank();
+        }
         for (at, (run, plan)) in runs.iter().enumerate() {
             if at > 0 {
                 self.blank();
@@ -233,6 +242,13 @@ impl Page<'_> {
                     }
                     if let Some(lost) = lost_steps(self.model, run).filter(|_| verb == RunVerb::Kill) {
                         self.text(&lost, 2, theme.warn);
+                    }
+                }
+                Ok(RunPlan::Delete(delete)) => {
+                    self.heading(short_id(run), "moves to the trash");
+                    self.text(delete.dir.root.as_str(), 2, theme.faint);
+                    for sentence in delete.consequences() {
+                        self.text(&sentence, 2, theme.warn);
                     }
                 }
                 Err(failure) => {

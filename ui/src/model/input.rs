@@ -43,6 +43,8 @@ pub enum Purpose {
     Prompt,
     /// The arguments of a resume.
     Resume,
+    /// The note of a run.
+    Note,
     /// An overridden key of the launch form.
     Override,
     /// The number of ranks of the launch form.
@@ -55,7 +57,7 @@ impl Purpose {
     /// Returns the screen that has the input.
     pub fn screen(self) -> Screen {
         match self {
-            Self::Filter | Self::Encode => Screen::Runs,
+            Self::Filter | Self::Encode | Self::Note => Screen::Runs,
             Self::RecipeFilter => Screen::Recipes,
             Self::NodeFilter => Screen::Nodes,
             Self::Search | Self::LogRanks => Screen::Logs,
@@ -82,6 +84,7 @@ impl Purpose {
             Self::Launch => "vidtui launch ",
             Self::Prompt => "Prompt: ",
             Self::Resume => "Resume with: ",
+            Self::Note => "Note: ",
             Self::Override => "Override: ",
             Self::Ranks => "Ranks: ",
             Self::Weights => "Weights: ",
@@ -94,7 +97,8 @@ impl Purpose {
             Self::Encode => "VIDEOS --model FOLDER --out DATA --for RECIPE",
             Self::Launch => "RECIPE --init WEIGHTS --set data.index=DATA",
             Self::Prompt => "TEXT --d SEED --s STEPS --g GUIDANCE",
-            Self::Resume => "--set optimizer.lr=1e-5 --fresh-data --step STEP",
+            Self::Resume => "--set optimizer.lr=1e-5 --schedule keep --fresh-data --step STEP",
+            Self::Note => "one line; words with # are tags",
             Self::Override => "train.steps=100",
             Self::LogRanks => "0-3,8; empty: all ranks",
             Self::Ranks => "as many as the mesh has",

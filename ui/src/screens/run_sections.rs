@@ -26,7 +26,7 @@ const CHART: u16 = 10;
 /// The largest width of the name of a run in a table.
 const NAME: usize = 24;
 
-/// Returns task, stage, ranks, origin of the weights, Slurm job and newest checkpoint of a run as one line.
+/// Returns task, stage, ranks, origin of the weights, Slurm job, newest checkpoint and note of a run as one line.
 pub fn facts_line(model: &Model, row: &RunRow) -> String {
     let mut facts = Vec::new();
     facts.extend((row.task != Task::Train).then(|| row.task.name().to_owned()));
@@ -35,6 +35,7 @@ pub fn facts_line(model: &Model, row: &RunRow) -> String {
     facts.extend(advice::origin(row));
     facts.extend(row.job.as_ref().map(slurm::short));
     facts.extend(row.checkpoint_step.map(|step| format!("checkpoint at step {}", units::grouped(step))));
+    facts.extend(row.note.clone());
     facts.join(&format!(" {} ", model.symbols.separator))
 }
 

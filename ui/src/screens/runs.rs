@@ -83,7 +83,7 @@ impl Behaviour for Runs {
                 }
             }
             Action::Compare => compare::open(model),
-            Action::Resume | Action::Stop | Action::Kill if !model.screens.runs.marked.is_empty() => {
+            Action::Resume | Action::Stop | Action::Kill | Action::Delete if !model.screens.runs.marked.is_empty() => {
                 return run_actions::act_on_marked(model, action);
             }
             Action::Back if !model.screens.runs.marked.is_empty() => model.screens.runs.marked.clear(),
@@ -153,9 +153,17 @@ impl Behaviour for Runs {
     fn on_entered(&self, model: &mut Model, input: Input) -> Vec<Effect> {
         match input.purpose {
             Purpose::Encode => encode(model, input.text),
+            Purpose::Note => write_note(model, input.text),
             _ => Vec::new(),
         }
     }
+}
+
+/// Writes the note of the run for which the user opened the input.
+fn write_note(model: &mut Model, note: String) -> Vec<Effect> {
+    let Some(run) = model.screens.runs.selected.clone() else { return Vec::new() };
+    let job = model.jobs.start(Intent::Note(run.clone()));
+    vec![Effect::Job { job, request: Request::WriteNote { run, note } }]
 }
 
 /// Requests the plan of an encode with the arguments that the user typed.

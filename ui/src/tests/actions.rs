@@ -2,13 +2,13 @@
 
 use crate::fixtures::*;
 use crate::fleet::FleetSource;
-use crate::model::Modal;
+use crate::model::{Modal, Purpose};
 use crate::tests::screens::picture;
 use crate::*;
 use cluster::{Node, NodeId};
 use plan::{
     CheckpointDelete, CheckpointUse, KillPlan, KillScope, ListedProcess, NodeOrphans, NodeProcesses, NodesKill,
-    OrphanKill, ResumeKind, ResumeOptions, Spared, SparedProcess, UseOf,
+    OrphanKill, ResumeKind, ResumeOptions, RunDelete, RunUse, Spared, SparedProcess, UseOf,
 };
 use rundir::{CheckpointEntry, ErrorCode, Failure};
 use runstate::RunState;
@@ -340,6 +340,37 @@ fn deleting_a_checkpoint_shows_who_started_from_it_and_asks() {
     assert!(ui.model.modal.is_none() && ui.model.notice.is_some());
 }
 
+fn delete_plan() -> Box<RunDelete> {
+    let dir = rundir::RunDir::new("/home/ada/project/runs/2026-11-20T0340-demo-2s-k7f2");
+    let uses = vec![RunUse { run: stage_2(), of: UseOf::Start, is_active: false }];
+    Box::new(RunDelete { run: stage_1(), dir, checkpoints: 3, bytes: 1_310_720, uses, stays: None })
+}
+
+#[test]
+fn a_run_moves_to_the_trash_after_a_dialog_unless_it_is_active() {
+    let mut ui = Ui::with_runs(vec![running(83)]);
+    assert!(ui.press("D").is_empty() && ui.model.notice.is_some());
+    let mut ui = Ui::with_runs(vec![ended()]);
+    let (_, request) = requested(ui.press("D"));
+    assert_eq!(request, ActionRequest::Runs { verb: RunVerb::Delete, runs: vec![stage_2()] });
+}
+
+#[test]
+fn a_note_is_typed_and_found_by_the_filter() {
+    let noted = RunRow { note: Some("#baseline".into()), ..running(83) };
+    let mut ui = Ui::with_runs(vec![noted.clone()]);
+    ui.press("#");
+    let input = ui.model.input.as_ref().unwrap();
+    assert_eq!((input.purpose, input.text.as_str()), (Purpose::Note, "#baseline"));
+    let effects = ui.press("Space a Enter");
+    let [Effect::Job { request: Request::WriteNote { run, note }, .. }] = &effects[..] else { panic!("{effects:?}") };
+    assert_eq!((run, note.as_str()), (&stage_1(), "#baseline a"));
+    let mut ui = Ui::with_runs(vec![noted, ended()]);
+    ui.press("/");
+    "#base".chars().for_each(|key| drop(ui.press(&key.to_string())));
+    assert_eq!(ui.model.visible_runs().len(), 1);
+}
+
 fn planned(verb: RunVerb, first: RunPlan) -> Box<ActionPlan> {
     let why = "attempt 1 is training on devbox";
     let refused = Failure::new(ErrorCode::RunIsAlive, format!("cannot {} x", verb.word()), why, "stop it first");
@@ -348,7 +379,7 @@ fn planned(verb: RunVerb, first: RunPlan) -> Box<ActionPlan> {
 
 #[test]
 fn marked_runs_are_resumed_stopped_or_killed_after_one_dialog() {
-    let verbs = [("r", RunVerb::Resume), ("s", RunVerb::Stop), ("K", RunVerb::Kill)];
+    let verbs = [("r", RunVerb::Resume), ("s", RunVerb::Stop), ("K", RunVerb::Kill), ("D", RunVerb::Delete)];
     for (key, verb) in verbs {
         let mut ui = Ui::with_runs(vec![running(83), ended()]);
         let (job, request) = requested(ui.press(&format!("Space Space {key}")));
@@ -357,6 +388,7 @@ fn marked_runs_are_resumed_stopped_or_killed_after_one_dialog() {
         let first = match verb {
             RunVerb::Resume => RunPlan::Start(resume_plan(vec!["steps 81 to 97 are trained again".into()])),
             RunVerb::Stop | RunVerb::Kill => RunPlan::End(kill_plan()),
+            RunVerb::Delete => RunPlan::Delete(delete_plan()),
         };
         ui.answer(job, JobMsg::ActionPlanned(planned(verb, first)));
         insta::assert_snapshot!(format!("{}_marked_runs_80x24", verb.word()), ui.screen());

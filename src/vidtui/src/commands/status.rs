@@ -34,6 +34,9 @@ pub fn run(workspace: &Workspace, args: &StatusArgs) -> Result<(), CommandError>
 pub fn facts(summary: &RunSummary, findings: &[Finding], goodput: Option<&Goodput>, now: f64) -> Vec<(String, String)> {
     let run = &summary.run;
     let mut facts = vec![("run", run.id.to_string()), ("state", StateKind::of(&summary.state).word().into())];
+    if let Some(note) = rundir::read_note(&summary.dir) {
+        facts.insert(1, ("note", note));
+    }
     if let Some(failure) = summary.failure() {
         facts.push(("", format!("{}: {}", failure.what, failure.why)));
         facts.push(("", format!("hint: {}", failure.fix)));

@@ -47,6 +47,7 @@ impl Workspace {
             }
             RunVerb::Stop => RunPlan::End(Box::new(self.plan_kill(&dir, KillHow::Stop)?)),
             RunVerb::Kill => RunPlan::End(Box::new(self.plan_kill(&dir, KillHow::Kill)?)),
+            RunVerb::Delete => RunPlan::Delete(Box::new(self.plan_delete_run(&dir)?)),
         })
     }
 
@@ -80,6 +81,7 @@ impl Workspace {
             show(results.clone());
             let done = match plan {
                 RunPlan::Start(plan) => self.launch(plan, &|_| {}).map(|_| "is starting".to_owned()),
+                RunPlan::Delete(plan) => self.delete_run(plan).map(|()| "is in the trash".to_owned()),
                 RunPlan::End(plan) => {
                     let callbacks =
                         KillCallbacks { on_wait: &mut |_| {}, progress: &mut |_| {}, is_cancelled: &|| true };

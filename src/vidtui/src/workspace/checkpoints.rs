@@ -1,8 +1,9 @@
 //! Pins and deletes checkpoints.
 
 use super::Workspace;
-use plan::{CheckpointDelete, CheckpointUse, DeleteRequest, UseOf};
-use rundir::{Checkpoint, ErrorCode, Failure, RunDir, StartFrom};
+use camino::Utf8Path;
+use plan::{CheckpointDelete, CheckpointUse, DeleteRequest, RunUse, UseOf};
+use rundir::{Checkpoint, ErrorCode, Failure, RunDir, RunId, StartFrom};
 use runstate::{RunState, RunSummary};
 
 impl Workspace {
@@ -61,22 +62,45 @@ impl Workspace {
     /// Returns the other runs that use a checkpoint of a run.
     fn uses_of(&self, owner: &RunSummary, step: u64) -> Vec<CheckpointUse> {
         let folder = owner.dir.step_dir(step);
-        let is_it = |path: &camino::Utf8Path| {
-            path == folder
-                || path.canonicalize_utf8().ok().is_some_and(|path| folder.canonicalize_utf8().ok() == Some(path))
+        let real = folder.canonicalize_utf8().ok();
+        let is_it = |path: &Utf8Path| path == folder || real.is_some() && path.canonicalize_utf8().ok() == real;
+        let uses = self.uses_by_others(owner, &is_it, &|of| of == step).into_iter();
+        uses.map(|(run, of, is_active)| CheckpointUse { run, of, is_active }).collect()
+    }
+
+    /// Returns the other runs that use any checkpoint of a run.
+    pub(super) fn uses_of_run(&self, owner: &RunSummary) -> Vec<RunUse> {
+        let folder = &owner.dir.root;
+        let real = folder.canonicalize_utf8().unwrap_or_else(|_| folder.clone());
+        let is_it = |path: &Utf8Path| {
+            path.starts_with(folder) || path.canonicalize_utf8().is_ok_and(|path| path.starts_with(&real))
         };
+        let uses = self.uses_by_others(owner, &is_it, &|_| true).into_iter();
+        uses.map(|(run, of, is_active)| RunUse { run, of, is_active }).collect()
+    }
+
+    /// Returns the other runs that use a checkpoint of a run, how they use it, and whether they are active.
+    ///
+    /// * `is_it` — whether a path is that of the checkpoint.
+    /// * `is_step` — whether the checkpoint is of this step.
+    fn uses_by_others(
+        &self,
+        owner: &RunSummary,
+        is_it: &dyn Fn(&Utf8Path) -> bool,
+        is_step: &dyn Fn(u64) -> bool,
+    ) -> Vec<(RunId, UseOf, bool)> {
         let (runs, _) = self.summaries();
         let others = runs.into_iter().filter(|run| run.run.id != owner.run.id);
         let uses = others.filter_map(|other| {
             let lineage = other.run.lineage.as_ref();
-            let is_start = lineage.is_some_and(|from| from.run == owner.run.id && from.step == step)
+            let is_start = lineage.is_some_and(|from| from.run == owner.run.id && is_step(from.step))
                 || matches!(&other.run.start, StartFrom::Weights { path } if is_it(path));
             // Adapters need the weights that they were trained on.
             let newest = other.checkpoint.as_ref().and_then(|newest| Checkpoint::open(&newest.dir).ok());
             let is_base = newest.and_then(|newest| newest.manifest.base).is_some_and(|base| is_it(&base.path));
             let of = if is_base { UseOf::Base } else { UseOf::Start };
             let is_active = other.dir.healer().is_some() || !(other.state.is_end() || other.state == RunState::New);
-            (is_start || is_base).then_some(CheckpointUse { run: other.run.id, of, is_active })
+            (is_start || is_base).then_some((other.run.id, of, is_active))
         });
         uses.collect()
     }
