@@ -91,7 +91,7 @@ fn a_folder_of_clips_becomes_an_adapter_of_wan_and_a_video() {
     site.succeeds(&[&plan[..], &["--out", "plain", "--local", "1", "--dry-run"]].concat());
     site.succeeds(&[&plan[..], &["--out", "plain", "--local", "1", "--wait"]].concat());
     let plain: toml::Table = fs::read_to_string(site.root.join("plain/dataset.toml")).unwrap().parse().unwrap();
-    assert_eq!(plain["text"]["max_len"].as_integer(), Some(512));
+    assert_eq!(plain["text"]["len"].as_integer(), Some(512));
 
     // Fewer ranks than the recipe has: it is fitted to them.
     let start = ["--init", "weights", "--set", "mesh.dp_shard=2", "--local", "2", "--wait", "--json"];
