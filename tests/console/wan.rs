@@ -86,6 +86,12 @@ fn a_folder_of_clips_becomes_an_adapter_of_wan_and_a_video() {
     let spec: toml::Table = fs::read_to_string(site.root.join("data/dataset.toml")).unwrap().parse().unwrap();
     assert_eq!((spec["vae"]["channels"].as_integer(), spec["vae"]["scaling_factor"].as_float()), (Some(16), Some(1.0)));
 
+    // Without a recipe, captions have as many tokens as Wan reads.
+    let plain = ["data", "encode", "videos", "--model", "model", "--frames", "9", "--height", "48", "--width", "64"];
+    site.succeeds(&[&plain[..], &["--out", "plain", "--local", "1", "--wait"]].concat());
+    let plain: toml::Table = fs::read_to_string(site.root.join("plain/dataset.toml")).unwrap().parse().unwrap();
+    assert_eq!(plain["text"]["len"].as_integer(), Some(512));
+
     // Fewer ranks than the recipe has: it is fitted to them.
     let start = ["--init", "weights", "--set", "mesh.dp_shard=2", "--local", "2", "--wait", "--json"];
     let started = site.json(&[&["launch", "lora.toml"], &start[..]].concat());

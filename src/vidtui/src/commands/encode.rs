@@ -133,6 +133,10 @@ fn prepare(workspace: &Workspace, args: &DataEncodeArgs, progress: OnStep<'_>) -
         ClipManifest::refuse_to_replace(&args.out.join(MANIFEST))?;
     }
     let lock = FolderLock::take(&args.out)?;
+    let text_len = match args.text_len.or(trained.as_ref().map(|trained| trained.model.text_len)) {
+        Some(tokens) => tokens,
+        None => T5Config::open(&encoders.folder.join("text_encoder"))?.0.text_len(),
+    };
     if let Some(trained) = trained.as_ref().filter(|trained| trained.job().has_model()) {
         dataset::check_encoders(&encoders, &trained.model, Task::Encode)?;
     }
@@ -147,7 +151,8 @@ fn prepare(workspace: &Workspace, args: &DataEncodeArgs, progress: OnStep<'_>) -
     let manifest = if is_manifest { args.source.clone() } else { args.out.join(MANIFEST) };
     let here = std::env::current_dir().ok().and_then(|here| Utf8PathBuf::try_from(here).ok()).unwrap_or_default();
     // The same arguments give the same recipe, which can also be launched directly.
-    let (file, text) = (args.out.join(RECIPE), encode_recipe(args, &manifest, &encoders, trained.as_ref(), &here));
+    let (file, text) =
+        (args.out.join(RECIPE), encode_recipe(args, &manifest, &encoders, trained.as_ref(), (&here, text_len)));
     let recipe = recipe::load_text(&file, &text, &args.how.sets()).map_err(recipe_failure)?.recipe;
     refuse_other_paths(&recipe, [&here.join(&manifest), &here.join(&args.out)])?;
     let report = if is_manifest { None } else { Some(check(args, &recipe, trained.as_ref(), progress)?) };
@@ -275,7 +280,7 @@ fn encode_recipe(
     manifest: &Utf8Path,
     of: &Encoders,
     trained: Option<&Recipe>,
-    here: &Utf8Path,
+    (here, text_len): (&Utf8Path, usize),
 ) -> String {
     let path = |path: &Utf8Path| Value::from(here.join(path).into_string());
     let size = |size: usize| Value::Integer(size as i64);
@@ -286,16 +291,12 @@ fn encode_recipe(
         let sizes = [("frames", frames), ("height", height), ("width", width)];
         encode.extend(sizes.map(|(key, pixels)| (key.to_owned(), size(pixels))));
     }
-    let text_len = args.text_len.or(trained.map(|trained| trained.model.text_len)).or_else(|| {
-        // What is wrong with the encoders is an error of the check that follows.
-        Some(T5Config::read(&here.join(&of.folder).join("text_encoder")).ok()?.text_len())
-    });
     let given = [
         ("fps", rate(args.fps, args.mode, args.stride, trained).map(Value::Float)),
         ("mode", args.mode.map(|mode| Value::String(mode.name().into()))),
         ("stride", args.stride.map(size)),
         ("crop", args.crop.clone().map(Value::String)),
-        ("text_len", text_len.map(size)),
+        ("text_len", Some(size(text_len))),
         ("max_dropped", Some(Value::Float(args.max_dropped))),
         ("retry_failed", args.retry_failed.then_some(Value::Boolean(true))),
     ];
