@@ -132,13 +132,10 @@ pub fn act(model: &mut Model, action: Action) -> Vec<Effect> {
     };
     match action {
         Action::Resume if state == StateKind::Finished => {
-            let row = model.row(&run);
-            let steps = row.and_then(|row| row.longer_steps);
-            // A command has a schedule of its own.
-            let schedule = if row.is_some_and(|row| row.is_command) { "" } else { " --schedule stretch" };
+            let steps = model.row(&run).and_then(|row| row.longer_steps);
             // The resume applies to this run, also if the list changes while the user types.
             model.screens.runs.selected = Some(run);
-            let set = steps.map_or(String::new(), |steps| format!("--set train.steps={steps}{schedule}"));
+            let set = steps.map_or(String::new(), |steps| format!("--set train.steps={steps}"));
             model.input = Some(Input::new(Purpose::Resume, set));
             Vec::new()
         }

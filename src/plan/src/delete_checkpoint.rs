@@ -37,6 +37,18 @@ pub struct CheckpointUse {
     pub is_active: bool,
 }
 
+impl CheckpointUse {
+    /// Returns why a checkpoint cannot be deleted, and the hint, if one of the runs that use it is active.
+    pub(crate) fn refusal(uses: &[Self]) -> Option<(String, String)> {
+        let Self { run, of, .. } = uses.iter().find(|of| of.is_active)?;
+        let why = match of {
+            UseOf::Start => format!("{run} started from it and is active"),
+            UseOf::Base => format!("{run} is active and trains adapters on it"),
+        };
+        Some((why, format!("wait until that run has ended, or stop it: vidtui stop {run}")))
+    }
+}
+
 /// How another run uses a checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum UseOf {
@@ -104,12 +116,8 @@ pub fn delete_checkpoint(request: DeleteRequest<'_>) -> Result<CheckpointDelete,
     if is_active && is_loading && facts.attempt.as_ref().is_some_and(starts_from) {
         return refused("the run is starting from it".into(), "wait until the run trains".into());
     }
-    if let Some(CheckpointUse { run, of, .. }) = uses.iter().find(|of| of.is_active) {
-        let why = match of {
-            UseOf::Start => format!("{run} started from it and is active"),
-            UseOf::Base => format!("{run} is active and trains adapters on it"),
-        };
-        return refused(why, format!("wait until that run has ended, or stop it: vidtui stop {run}"));
+    if let Some((why, fix)) = CheckpointUse::refusal(&uses) {
+        return refused(why, fix);
     }
     let older = checkpoints.iter().filter_map(CheckpointEntry::complete).filter(|other| other.step != step);
     let falls_back_to = older.max_by_key(|other| (other.attempt, other.step)).map(|other| other.step);

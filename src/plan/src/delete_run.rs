@@ -5,7 +5,7 @@ use rundir::{CheckpointEntry, ErrorCode, Failure, Run, RunDir, RunId};
 use runstate::RunState;
 use units::{counted, size};
 
-use crate::UseOf;
+use crate::{CheckpointUse, UseOf};
 
 /// The request to delete a run.
 #[derive(Debug, Clone)]
@@ -21,20 +21,9 @@ pub struct DeleteRunRequest<'a> {
     /// Its checkpoints.
     pub checkpoints: &'a [CheckpointEntry],
     /// The other runs that use its checkpoints.
-    pub uses: Vec<RunUse>,
+    pub uses: Vec<CheckpointUse>,
     /// The entries of the queue that wait and will start from the run.
     pub queued: Vec<u32>,
-}
-
-/// A run that uses a checkpoint of another run.
-#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct RunUse {
-    /// The run.
-    pub run: RunId,
-    /// How the run uses the other run.
-    pub of: UseOf,
-    /// Whether the run may have processes, or may be resumed by a program.
-    pub is_active: bool,
 }
 
 /// A run that will be moved into the trash.
@@ -49,7 +38,7 @@ pub struct RunDelete {
     /// The size of its complete checkpoints in bytes.
     pub bytes: u64,
     /// The other runs that use them. None of them is active.
-    pub uses: Vec<RunUse>,
+    pub uses: Vec<CheckpointUse>,
     /// The folder of checkpoints that a command wrote outside the folder of the run; it stays.
     pub stays: Option<Utf8PathBuf>,
 }
@@ -94,36 +83,27 @@ pub fn delete_run(request: DeleteRunRequest<'_>) -> Result<RunDelete, Failure> {
         }
         _ => {}
     }
-    let complete = || checkpoints.iter().filter_map(CheckpointEntry::complete);
-    if let Some(pinned) = complete().find(|checkpoint| checkpoint.is_pinned) {
+    let mut complete = checkpoints.iter().filter_map(CheckpointEntry::complete);
+    if let Some(pinned) = complete.find(|checkpoint| checkpoint.is_pinned) {
         let fix = format!("unpin it first: vidtui checkpoints {id} unpin {}", pinned.step);
         return refused(ErrorCode::CheckpointInUse, format!("its checkpoint of step {} is pinned", pinned.step), fix);
     }
-    if let Some(RunUse { run, of, .. }) = uses.iter().find(|of| of.is_active) {
-        let why = match of {
-            UseOf::Start => format!("{run} started from it and is active"),
-            UseOf::Base => format!("{run} is active and trains adapters on it"),
-        };
-        let fix = format!("wait until that run has ended, or stop it: vidtui stop {run}");
+    if let Some((why, fix)) = CheckpointUse::refusal(&uses) {
         return refused(ErrorCode::CheckpointInUse, why, fix);
     }
     if let Some(entry) = queued.first() {
         let fix = format!("remove the entry first: vidtui queue remove {entry}");
         return refused(ErrorCode::CheckpointInUse, format!("entry {entry} of the queue will start from it"), fix);
     }
-    let is_outside = |entry: &&CheckpointEntry| !entry.dir().starts_with(&dir.root);
-    let outside = checkpoints.iter().find(is_outside).and_then(|entry| entry.dir().parent());
-    let inside = |entry: &&CheckpointEntry| entry.dir().starts_with(&dir.root);
+    let (inside, outside): (Vec<&CheckpointEntry>, Vec<_>) =
+        checkpoints.iter().partition(|entry| entry.dir().starts_with(&dir.root));
     Ok(RunDelete {
         run: id.clone(),
         dir: dir.clone(),
-        checkpoints: checkpoints.iter().filter(inside).count(),
-        bytes: complete()
-            .filter(|checkpoint| checkpoint.dir.starts_with(&dir.root))
-            .map(|checkpoint| checkpoint.bytes)
-            .sum(),
+        checkpoints: inside.len(),
+        bytes: inside.iter().filter_map(|entry| entry.complete()).map(|checkpoint| checkpoint.bytes).sum(),
         uses,
-        stays: outside.map(ToOwned::to_owned),
+        stays: outside.first().and_then(|entry| entry.dir().parent()).map(ToOwned::to_owned),
     })
 }
 
@@ -132,13 +112,13 @@ mod tests {
     use super::*;
     use crate::fixtures::{Past, coded, past};
 
-    fn plan(past: &Past, state: &RunState, uses: Vec<RunUse>, queued: Vec<u32>) -> Result<RunDelete, Failure> {
+    fn plan(past: &Past, state: &RunState, uses: Vec<CheckpointUse>, queued: Vec<u32>) -> Result<RunDelete, Failure> {
         let (run, dir, checkpoints) = (&past.run, &past.dir, &past.checkpoints);
         delete_run(DeleteRunRequest { run, dir, state, heals: false, checkpoints, uses, queued })
     }
 
-    fn used(of: UseOf, is_active: bool) -> Vec<RunUse> {
-        vec![RunUse { run: RunId::parse("2026-11-20T0355-demo-4s-q2xw").unwrap(), of, is_active }]
+    fn used(of: UseOf, is_active: bool) -> Vec<CheckpointUse> {
+        vec![CheckpointUse { run: RunId::parse("2026-11-20T0355-demo-4s-q2xw").unwrap(), of, is_active }]
     }
 
     #[test]

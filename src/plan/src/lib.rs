@@ -28,7 +28,7 @@ mod script;
 pub use context::{Context, EncodeFacts, Master, StartOptions, Target, TrainerBinary, Weights};
 pub use cost_rows::cost_rows;
 pub use delete_checkpoint::{CheckpointDelete, CheckpointUse, DeleteRequest, UseOf, delete_checkpoint};
-pub use delete_run::{DeleteRunRequest, RunDelete, RunUse, delete_run};
+pub use delete_run::{DeleteRunRequest, RunDelete, delete_run};
 pub use disk::{DiskNeed, check_disk};
 pub use heal::{FailedAttempt, HealDecision, heal_decision, healed_too_often};
 pub use job::{JobStart, JobStartRequest, job_start, requeue};

@@ -1,4 +1,4 @@
-//! The trash: deleted runs, in the folder `trash` beside the runs. Nothing in it is a run until it is restored.
+//! The trash: deleted runs, in the folder `trash` beside the runs. No command lists or starts a run in it.
 
 use crate::files::{Versioned, read_toml, write_toml};
 use crate::layout::REMOVING;
@@ -23,7 +23,7 @@ pub struct Trash {
     folder: Utf8PathBuf,
 }
 
-/// `trash/RUN/deleted.toml`: who deleted a run, and when.
+/// `trash/RUN/deleted.toml`: the user that deleted a run, and the time.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Deletion {
     schema: u32,
@@ -48,7 +48,7 @@ pub struct DeletedRun {
     pub dir: Utf8PathBuf,
     /// When it was deleted, Unix seconds; `None` if that is not recorded.
     pub deleted_s: Option<f64>,
-    /// Who deleted it, as `user@node`.
+    /// The user that deleted it, as `user@node`.
     pub by: Option<String>,
 }
 

@@ -8,7 +8,7 @@ use crate::*;
 use cluster::{Node, NodeId};
 use plan::{
     CheckpointDelete, CheckpointUse, KillPlan, KillScope, ListedProcess, NodeOrphans, NodeProcesses, NodesKill,
-    OrphanKill, ResumeKind, ResumeOptions, RunDelete, RunUse, Spared, SparedProcess, UseOf,
+    OrphanKill, ResumeKind, ResumeOptions, RunDelete, Spared, SparedProcess, UseOf,
 };
 use rundir::{CheckpointEntry, ErrorCode, Failure};
 use runstate::RunState;
@@ -342,7 +342,7 @@ fn deleting_a_checkpoint_shows_who_started_from_it_and_asks() {
 
 fn delete_plan() -> Box<RunDelete> {
     let dir = rundir::RunDir::new("/home/ada/project/runs/2026-11-20T0340-demo-2s-k7f2");
-    let uses = vec![RunUse { run: stage_2(), of: UseOf::Start, is_active: false }];
+    let uses = vec![CheckpointUse { run: stage_2(), of: UseOf::Start, is_active: false }];
     Box::new(RunDelete { run: stage_1(), dir, checkpoints: 3, bytes: 1_310_720, uses, stays: None })
 }
 

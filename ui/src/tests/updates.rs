@@ -544,7 +544,7 @@ fn a_resume_of_a_finished_run_proposes_its_steps() {
         let [Effect::Job { job, request: Request::PlanResumeWith { run, arguments } }] = &effects[..] else {
             panic!("{effects:?}")
         };
-        assert_eq!((run, arguments.as_str()), (&stage_1(), "--set train.steps=480 --schedule stretch"));
+        assert_eq!((run, arguments.as_str()), (&stage_1(), "--set train.steps=480"));
         ui.answer(*job, JobMsg::LaunchPlanned(resume_plan(vec![])));
         assert!(matches!(ui.model.modal, Some(Modal::Launch(_))), "the plan is shown before the start");
     }

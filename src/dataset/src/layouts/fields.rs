@@ -71,8 +71,11 @@ pub struct SourceFields {
 }
 
 impl Fields {
-    /// Begins to read a source. `names` are the columns of its table. Columns of `shown` may hold numbers.
-    /// The values of columns of `keep` are kept if the request says so.
+    /// Begins to read a source.
+    ///
+    /// * `names` — the columns of its table.
+    /// * `shown` — the columns that may hold numbers.
+    /// * `keep` — the columns whose values the rows keep, if [`SourceRequest::keep_all`] is set.
     ///
     /// # Errors
     /// A condition or the template of captions names a column that neither the table has nor the check measures.

@@ -118,7 +118,6 @@ impl Resumed {
             0 => String::new(),
             done => format!("{} in step {done}, ", number(rate(old, done - 1, before))),
         };
-        let from = if now.schedule_start == self.done { self.done } else { now.schedule_start };
         let last = match now.schedule_steps {
             0 => total,
             steps => now.schedule_start + steps,
@@ -126,7 +125,7 @@ impl Resumed {
         let schedule = format!(
             "{} over steps {} to {last}; the rate is {was}{} in step {} and {} in step {total}",
             now.schedule.name(),
-            from + 1,
+            now.schedule_start + 1,
             next(now),
             self.done + 1,
             number(rate(now, total - 1, total)),

@@ -2,8 +2,8 @@
 
 use super::Workspace;
 use camino::Utf8Path;
-use plan::{CheckpointDelete, CheckpointUse, DeleteRequest, RunUse, UseOf};
-use rundir::{Checkpoint, ErrorCode, Failure, RunDir, RunId, StartFrom};
+use plan::{CheckpointDelete, CheckpointUse, DeleteRequest, UseOf};
+use rundir::{Checkpoint, ErrorCode, Failure, RunDir, StartFrom};
 use runstate::{RunState, RunSummary};
 
 impl Workspace {
@@ -64,31 +64,29 @@ impl Workspace {
         let folder = owner.dir.step_dir(step);
         let real = folder.canonicalize_utf8().ok();
         let is_it = |path: &Utf8Path| path == folder || real.is_some() && path.canonicalize_utf8().ok() == real;
-        let uses = self.uses_by_others(owner, &is_it, &|of| of == step).into_iter();
-        uses.map(|(run, of, is_active)| CheckpointUse { run, of, is_active }).collect()
+        self.uses_by_others(owner, &is_it, &|of| of == step)
     }
 
     /// Returns the other runs that use any checkpoint of a run.
-    pub(super) fn uses_of_run(&self, owner: &RunSummary) -> Vec<RunUse> {
+    pub(super) fn uses_of_run(&self, owner: &RunSummary) -> Vec<CheckpointUse> {
         let folder = &owner.dir.root;
         let real = folder.canonicalize_utf8().unwrap_or_else(|_| folder.clone());
         let is_it = |path: &Utf8Path| {
             path.starts_with(folder) || path.canonicalize_utf8().is_ok_and(|path| path.starts_with(&real))
         };
-        let uses = self.uses_by_others(owner, &is_it, &|_| true).into_iter();
-        uses.map(|(run, of, is_active)| RunUse { run, of, is_active }).collect()
+        self.uses_by_others(owner, &is_it, &|_| true)
     }
 
-    /// Returns the other runs that use a checkpoint of a run, how they use it, and whether they are active.
+    /// Returns the other runs that use some checkpoints of a run.
     ///
-    /// * `is_it` — whether a path is that of the checkpoint.
-    /// * `is_step` — whether the checkpoint is of this step.
+    /// * `is_it` — whether a path is that of one of these checkpoints.
+    /// * `is_step` — whether one of them is of a step.
     fn uses_by_others(
         &self,
         owner: &RunSummary,
         is_it: &dyn Fn(&Utf8Path) -> bool,
         is_step: &dyn Fn(u64) -> bool,
-    ) -> Vec<(RunId, UseOf, bool)> {
+    ) -> Vec<CheckpointUse> {
         let (runs, _) = self.summaries();
         let others = runs.into_iter().filter(|run| run.run.id != owner.run.id);
         let uses = others.filter_map(|other| {
@@ -100,7 +98,7 @@ impl Workspace {
             let is_base = newest.and_then(|newest| newest.manifest.base).is_some_and(|base| is_it(&base.path));
             let of = if is_base { UseOf::Base } else { UseOf::Start };
             let is_active = other.dir.healer().is_some() || !(other.state.is_end() || other.state == RunState::New);
-            (is_start || is_base).then_some((other.run.id, of, is_active))
+            (is_start || is_base).then_some(CheckpointUse { run: other.run.id, of, is_active })
         });
         uses.collect()
     }
