@@ -208,7 +208,7 @@ impl Page<'_> {
         }
         if verb == RunVerb::Delete && runs.iter().any(|(_, plan)| plan.is_ok()) {
             let days = rundir::TRASH_DAYS;
-            let text = format!("They stay in the trash for {days} days: `vidtui runs restore RUN` brings one back.");
+            let text = format!("The trash keeps a run for {days} days: `vidtui runs restore RUN` brings it back.");
             self.text(&text, 0, Style::new());
             self.blank();
         }
