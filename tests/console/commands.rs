@@ -84,6 +84,15 @@ fn a_run_has_a_note_and_goes_to_the_trash_and_back_unless_another_one_needs_it()
 }
 
 #[test]
+fn a_damaged_parquet_table_is_an_error_and_not_a_panic_of_its_library() {
+    let site = TestSite::new();
+    let fixture = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/fuzz/parquet/short-dictionary");
+    std::fs::copy(fixture, site.root.join("clips.parquet")).unwrap();
+    let error = site.fails(&["data", "check", "clips.parquet"]);
+    assert!(error.contains("its pages cannot be decoded") && !error.contains("panicked"), "{error}");
+}
+
+#[test]
 fn a_run_is_found_by_prefix_and_suffix_of_its_id_and_as_latest() {
     let site = TestSite::new().with("FAKE_STEP_MS", "1");
     let run = site.succeeds(&["launch", "configs/small/short.toml", "--set", "train.steps=2", "--wait"]);

@@ -42,6 +42,13 @@ fn main() -> ExitCode {
     heap::return_freed_memory();
     // A write beyond the limit of file sizes (ulimit -f) then returns an error. Without a handler, the signal ends the process.
     let _ = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, std::sync::Arc::default());
+    // The reader of the damaged file reports the error.
+    let report = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        if !rundir::is_panic_caught() {
+            report(panic);
+        }
+    }));
     // clap exits with 2 when the arguments are invalid.
     let (args, blank) = args::read();
     let is_json = args.command.as_ref().is_some_and(args::Command::is_json);
