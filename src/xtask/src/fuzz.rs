@@ -75,8 +75,9 @@ fn read(args: &[String]) -> Result<(Vec<&'static str>, u64)> {
     let mut words = args.iter();
     while let Some(word) = words.next() {
         if word == "--minutes" {
-            let number = words.next().and_then(|number| number.parse().ok());
-            minutes = number.ok_or_else(|| refuse("--minutes has no number".into(), "write --minutes 60"))?;
+            // libFuzzer runs without end for 0 seconds.
+            let number = words.next().and_then(|number| number.parse().ok()).filter(|number| *number > 0);
+            minutes = number.ok_or_else(|| refuse("--minutes has no number above 0".into(), "write --minutes 60"))?;
             continue;
         }
         let known = TARGETS.iter().map(|(name, _)| *name).find(|name| name == word);
@@ -173,6 +174,6 @@ mod tests {
         assert_eq!(read(&["pickle", "--minutes", "60"]).unwrap(), (vec!["pickle"], 60));
         assert_eq!(read(&[]).unwrap().0.len(), TARGETS.len());
         assert!(read(&["pickles"]).is_err_and(|failure| failure.fix.contains("safetensors")));
-        assert!(read(&["--minutes"]).is_err());
+        assert!(read(&["--minutes"]).is_err() && read(&["--minutes", "0"]).is_err());
     }
 }

@@ -5,11 +5,13 @@ use super::{SourceRequest, invalid, unreadable};
 use camino::Utf8Path;
 use parquet::basic::{ConvertedType, LogicalType};
 use parquet::file::metadata::{ParquetMetaData, RowGroupMetaData};
-use parquet::file::reader::{FileReader, SerializedFileReader};
+use parquet::file::reader::{ChunkReader, FileReader, Length, SerializedFileReader};
 use parquet::record::Field;
 use parquet::schema::types::{ColumnPath, Type};
 use rundir::{Failure, catch_panic, open_regular};
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, BufReader, Read};
 
 /// Reads the rows of a table.
 ///
@@ -29,7 +31,7 @@ fn decode(path: &Utf8Path, root: &Utf8Path, request: &SourceRequest) -> Result<R
         let fix = "write it with Snappy compression: table.to_parquet(path, compression=\"snappy\"), or as CSV";
         invalid(format!("cannot read {path}"), error.to_string(), fix)
     };
-    let file = SerializedFileReader::new(file).map_err(bad)?;
+    let file = SerializedFileReader::new(TableFile(file)).map_err(bad)?;
     if !is_inside(file.metadata(), size) {
         return Err(damaged(path, "the place of a column is not in the file"));
     }
@@ -56,6 +58,42 @@ fn decode(path: &Utf8Path, root: &Utf8Path, request: &SourceRequest) -> Result<R
         all.add(&format!("{name} row {}", at + 1), &values)?;
     }
     Ok(all.done())
+}
+
+/// The file of a table, in which a read beyond the end is an error.
+///
+/// The library skips the elements of an unknown list one by one and ignores the end of the file, so that a damaged length of 2^31
+/// takes minutes.
+struct TableFile(File);
+
+impl Length for TableFile {
+    fn len(&self) -> u64 {
+        self.0.len()
+    }
+}
+
+impl ChunkReader for TableFile {
+    type T = UntilEnd;
+
+    fn get_read(&self, start: u64) -> parquet::errors::Result<UntilEnd> {
+        self.0.get_read(start).map(UntilEnd)
+    }
+
+    fn get_bytes(&self, start: u64, length: usize) -> parquet::errors::Result<bytes::Bytes> {
+        self.0.get_bytes(start, length)
+    }
+}
+
+/// A reader that fails at the end of the file.
+struct UntilEnd(BufReader<File>);
+
+impl Read for UntilEnd {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        match self.0.read(into)? {
+            0 if !into.is_empty() => Err(io::ErrorKind::UnexpectedEof.into()),
+            some => Ok(some),
+        }
+    }
 }
 
 /// Makes the error for a table with the videos themselves, as Hugging Face's datasets write them.
