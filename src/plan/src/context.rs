@@ -23,6 +23,8 @@ pub struct Context {
     pub trainer: TrainerBinary,
     /// The path of the `vidtui` binary, which the script of a Slurm job calls.
     pub program: Utf8PathBuf,
+    /// The CPU cores of this machine that programs may use.
+    pub cores: usize,
     /// The target: the nodes on which the ranks run.
     pub target: Target,
     /// The user's choices about checks and copies, and the warnings of the preparation.

@@ -2,10 +2,14 @@
 
 use recipe::{Cost, Overhead, RankMemory, Recipe, Traffic};
 
-use units::{grouped, size};
+use units::{Unit, grouped, size};
 
 /// Returns the cost of a recipe on its mesh as names and values, for `vidtui check` and the launch dialog.
-pub fn cost_rows(recipe: &Recipe) -> Vec<(String, String)> {
+///
+/// * `cores` — the cores of this machine if all ranks run on its CPUs; otherwise the rows assume GPUs, unless `train.device` is `cpu`.
+pub fn cost_rows(recipe: &Recipe, cores: Option<usize>) -> Vec<(String, String)> {
+    let on_cpus = cores.map(|_| recipe.on_cpus());
+    let recipe = on_cpus.as_ref().unwrap_or(recipe);
     let (cost, model) = (recipe.cost(), &recipe.model);
     let text = match model.segments() {
         1 => model.text_len.to_string(),
@@ -31,7 +35,8 @@ pub fn cost_rows(recipe: &Recipe) -> Vec<(String, String)> {
         ("traffic", traffic(&cost.traffic)),
         ("work", work(&cost, recipe)),
     ];
-    rows.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+    let rows = rows.into_iter().chain(time(recipe, cores).map(|time| ("step time", time)));
+    rows.map(|(name, value)| (name.to_owned(), value)).collect()
 }
 
 /// Returns the memory of a step; with buckets, that of the largest one.
@@ -60,6 +65,10 @@ fn memory(memory: &RankMemory, overhead: Overhead) -> String {
     let besides = match overhead.context {
         0 => String::new(),
         _ => format!("; on a GPU {} more: {}", size(overhead.total()), listed(&overhead.parts())),
+    };
+    let besides = match overhead.libraries {
+        0 => besides,
+        _ => format!("; the process {} more: {}", size(overhead.total()), listed(&overhead.parts())),
     };
     format!("{} per rank at the peak: {}{besides}{on_node}{away}", size(memory.total()), listed(&parts))
 }
@@ -90,6 +99,22 @@ fn listed(parts: &[(&str, u64)]) -> String {
     there.map(|(name, bytes)| format!("{name} {}", size(*bytes))).collect::<Vec<_>>().join(", ")
 }
 
+/// Returns the estimated time of a step; `None` if the device is not known.
+fn time(recipe: &Recipe, cores: Option<usize>) -> Option<String> {
+    let (step_s, device) = match cores {
+        Some(cores) => {
+            (recipe.step_s_on_cores(cores), format!("on {} of this machine", units::counted(cores, "CPU core")))
+        }
+        None => (recipe.step_s_on_gpus()?, "on H100s, without the exchanges between ranks".to_owned()),
+    };
+    let time = match step_s {
+        under if under < 1e-3 => "less than 1 ms".to_owned(),
+        short if short < 60.0 => format!("about {}", units::value(short, Unit::Seconds)),
+        long => format!("about {}", units::duration(long)),
+    };
+    Some(format!("{time} {device}"))
+}
+
 fn work(cost: &Cost, recipe: &Recipe) -> String {
     let shown = |flops: f64| match flops / 1e12 {
         tiny if tiny < 0.1 => format!("{:.2} GFLOP", flops / 1e9),
@@ -105,7 +130,7 @@ mod tests {
     use super::*;
 
     fn shown(recipe: &Recipe) -> String {
-        cost_rows(recipe).iter().map(|(name, value)| format!("{name:<11} {value}\n")).collect()
+        cost_rows(recipe, None).iter().map(|(name, value)| format!("{name:<11} {value}\n")).collect()
     }
 
     #[test]

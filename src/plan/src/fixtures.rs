@@ -85,6 +85,7 @@ pub fn curriculum() -> Curriculum {
 /// A context with this machine as the target, for `ranks` ranks.
 pub fn context(ranks: usize) -> Context {
     Context {
+        cores: 2,
         now_s: NOW,
         random: 12345,
         by: "ada@vm".into(),

@@ -99,8 +99,13 @@ impl LaunchPlan {
 
     /// Returns whether ranks of the embedded trainer use GPUs. `finds` is whether the trainer finds GPUs.
     pub fn on_gpus(&self, finds: bool) -> bool {
-        let on_gpus = |recipe: recipe::Recipe| recipe.requires_gpus().is_some() || recipe.train.device.on_gpus(finds);
-        self.run.recipe().map_or(finds, on_gpus)
+        self.run.recipe().map_or(finds, |recipe| recipe.on_gpus(finds))
+    }
+
+    /// Returns whether all ranks run on the CPUs of this machine.
+    pub fn is_on_cpus_here(&self) -> bool {
+        let Attempt { logins, slurm, .. } = &self.attempt;
+        logins.is_empty() && slurm.is_none() && !self.on_gpus(self.trainer.cuda)
     }
 
     /// Returns the setting of the recipe that requires GPUs, if there is one.
@@ -191,6 +196,7 @@ impl Draft<'_> {
         };
         let plan = LaunchPlan::of(self.run, self.dir, recipe, attempt, disk, cx);
         let LaunchPlan { run, dir, attempt, disk, .. } = &plan;
+        let cores = plan.is_on_cpus_here().then_some(cx.cores);
         let mut summary = match recipe.job() {
             JobKind::Encode => {
                 let rows = encode.map_or(&[][..], |encode| &encode.rows);
@@ -200,7 +206,13 @@ impl Draft<'_> {
                 let rows = sample_rows(recipe, attempt, &self.weights);
                 short_summary(dir, recipe, attempt, rows, &[], &cx.trainer.path)
             }
-            JobKind::Train => summary(run, dir, recipe, attempt, &self.weights, disk, &cx.trainer.path),
+            JobKind::Train => {
+                let mut rows = summary(run, dir, recipe, attempt, &self.weights, disk, &cx.trainer.path);
+                let costs = cost_rows(recipe, cores);
+                // A row above shows the size of a checkpoint.
+                rows.extend(costs.into_iter().filter(|(name, _)| name != "checkpoint"));
+                rows
+            }
             JobKind::Command => command_summary(run, dir, recipe, attempt, &self.weights, plan.master.as_ref()),
         };
         let job_script = cx.target.pending_slurm().map(|_| job_script::script(dir, run, attempt, cx));
@@ -210,7 +222,8 @@ impl Draft<'_> {
         summary.extend((!added.is_empty()).then(|| ("from variables".to_owned(), added.join(", "))));
         summary.extend(ignored.iter().map(|why| ("ignored".to_owned(), why.clone())));
         summary.extend(self.replaces.iter().map(|job| ("cancelled first".to_owned(), job.why.clone())));
-        let warnings = plan.warnings.iter().cloned().chain(self.warnings).collect();
+        let slow = cores.filter(|_| recipe.job() == JobKind::Train).and_then(|cores| slow_step(recipe, cores));
+        let warnings = plan.warnings.iter().cloned().chain(self.warnings).chain(slow).collect();
         LaunchPlan { summary, job_script, warnings, replaces: self.replaces, ..plan }
     }
 }
@@ -270,6 +283,21 @@ pub(crate) fn crossing(mesh: &Mesh, placement: &Placement) -> Vec<String> {
         warn("shard group", "dp_shard", mesh.dp_shard, copy, "every layer is gathered over the network"),
     ];
     warnings.into_iter().flatten().collect()
+}
+
+/// The seconds of a step on CPUs above which a plan has a warning.
+const SLOW_STEP_S: f64 = 600.0;
+
+/// Returns the warning that a step takes long on the `cores` of this machine, if it does.
+fn slow_step(recipe: &Recipe, cores: usize) -> Option<String> {
+    let step_s = recipe.step_s_on_cores(cores);
+    (step_s > SLOW_STEP_S).then(|| {
+        format!(
+            "the trainer finds no GPU here: on {}, a step takes about {}",
+            counted(cores, "CPU core"),
+            units::duration(step_s)
+        )
+    })
 }
 
 /// Formats the sizes of a mesh: `2 × 4`.
@@ -402,10 +430,7 @@ fn summary(
     }
     rows.push(("run directory", dir.root.to_string()));
     rows.extend(start_rows(dir, attempt, trainer));
-    let mut rows: Vec<(String, String)> = rows.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
-    // The row `checkpoints` above already shows the size of a checkpoint.
-    rows.extend(cost_rows(recipe).into_iter().filter(|(name, _)| name != "checkpoint"));
-    rows
+    rows.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
 }
 
 /// Returns the steps of the attempt: `21 to 60`.

@@ -10,16 +10,16 @@ mod memory;
 mod overhead;
 mod page_locked;
 mod state;
+mod time;
 mod traffic;
-mod transfers;
 
 pub use block::BlockCost;
 pub use flops::Flops;
 pub(crate) use memory::F32;
 pub use memory::{Offloaded, RankMemory};
 pub use overhead::{GPU_SHARE, Overhead};
+pub(crate) use time::{link_s, speed};
 pub use traffic::Traffic;
-pub(crate) use transfers::link_s;
 
 use crate::{Flat, FsdpUnit, ParamRole, ParamSpec, Recipe, Shape};
 use state::{Placed, TrainedUnit, UnitState};

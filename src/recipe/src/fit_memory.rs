@@ -1,6 +1,6 @@
 //! Fits the peak memory of a rank under a limit: searches for changes of the recipe that reduce it, fastest step first.
 
-use crate::cost::{UnitSizes, link_s};
+use crate::cost::{UnitSizes, link_s, speed};
 use crate::{
     Accumulate, ComputeDtype, Device, EmaDevice, Flops, FrozenDtype, JobKind, OptimizerKind, RankMemory, Recipe,
     RecipeError, RecipeErrorKind, Remat, RematMode,
@@ -81,16 +81,6 @@ impl Recipe {
                 "use more ranks (mesh.dp_shard, mesh.tp), fewer latent frames or a smaller size; the smallest is --set {sets}"
             ),
         ))
-    }
-}
-
-/// The assumed speed of a rank in FLOP/s.
-fn speed(recipe: &Recipe) -> f64 {
-    match (recipe.expects_gpus(), recipe.train.dtype) {
-        // 45 % of an H100's peak.
-        (true, ComputeDtype::Bfloat16) => 445e12,
-        (true, ComputeDtype::Float32) => 50e12,
-        (false, _) => 0.1e12,
     }
 }
 

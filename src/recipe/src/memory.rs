@@ -98,6 +98,11 @@ impl Recipe {
         }
     }
 
+    /// Returns whether ranks of the embedded trainer use GPUs. `finds` is whether the trainer finds GPUs.
+    pub fn on_gpus(&self, finds: bool) -> bool {
+        self.requires_gpus().is_some() || self.train.device.on_gpus(finds)
+    }
+
     /// Returns whether the CUDA kernel must compute the scans of TTT layers.
     pub fn requires_scan_kernel(&self) -> bool {
         self.model.has_ttt() && self.train.ttt_scan.requires_kernel()
@@ -110,6 +115,24 @@ impl Recipe {
             self.expects_gpus() && is_bf16 && model.has_ttt() && model.family().unfit_for_scan_kernel(model).is_none()
         };
         self.requires_scan_kernel() || (self.train.ttt_scan == TttScan::Auto && can_run())
+    }
+
+    /// Returns the recipe with `train.device = "cpu"`, so that estimates assume CPUs.
+    pub fn on_cpus(&self) -> Recipe {
+        let mut recipe = self.clone();
+        recipe.train.device = Device::Cpu;
+        recipe
+    }
+
+    /// Returns the bytes of node memory that a rank needs, without what CUDA itself takes: on the CPU the peak of its process; on a GPU the
+    /// average, the copy of a save and, with `memory.store = "host"`, the offloaded tensors.
+    pub fn node_memory(&self) -> u64 {
+        if !self.expects_gpus() {
+            return self.peak_memory();
+        }
+        let (memory, store) = (self.rank_memory(), self.memory.store.on(true));
+        let offloaded = if store == OffloadStore::Host { memory.offloaded.in_store(store) } else { 0 };
+        memory.ema_on_node + offloaded + memory.save_copy(store)
     }
 
     /// Returns whether estimates assume GPUs: always, unless `train.device` is `cpu`.

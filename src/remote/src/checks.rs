@@ -11,6 +11,7 @@ mod files;
 mod gpus;
 mod inputs;
 mod majority;
+mod memory;
 mod node;
 mod nodes;
 mod offload;

@@ -31,6 +31,7 @@ mod target;
 mod trash;
 mod weights;
 
+pub use context::cores;
 pub use draft::{DraftFiles, DraftLaunch, draft_of, hashed};
 pub use heal::record_heal;
 pub use kill::{KillCallbacks, end_healing, execute_kill, report_in_words, waits_in_words};

@@ -8,7 +8,7 @@ use crate::{Mesh, Recipe};
 
 const MIB: u64 = 1 << 20;
 
-/// The memory of a rank besides its tensors, in bytes. All numbers are estimates: none was measured with this trainer.
+/// The memory of a rank besides its tensors, in bytes. The numbers for GPUs are estimates; those for the CPU were measured with small models.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 pub struct Overhead {
     /// The CUDA context and the kernels that are loaded; 0 on the CPU.
@@ -17,7 +17,7 @@ pub struct Overhead {
     pub nccl: u64,
     /// The workspaces of cuBLAS and cuBLASLt; 0 on the CPU.
     pub cublas: u64,
-    /// Memory that libtorch's allocator has reserved and cannot use for the next tensor; 0 on the CPU.
+    /// Memory that the allocator has reserved and cannot use for the next tensor.
     pub slack: u64,
     /// The libraries of the process; 0 on a GPU.
     pub libraries: u64,
@@ -31,25 +31,23 @@ const CONTEXT: u64 = 640 * MIB;
 const NCCL_GROUP: u64 = 256 * MIB;
 /// libtorch gives cuBLAS and cuBLASLt 32 MiB each on Hopper, per handle and stream.
 const CUBLAS: u64 = 64 * MIB;
-/// The share of the tensors that the allocator cannot use. With expandable segments, only the ends of segments are lost.
+/// The share of the tensors that libtorch's allocator on GPUs cannot use. With expandable segments, only the ends of segments are lost.
 const SLACK: f64 = 0.03;
-/// The libraries of a process on the CPU.
-const LIBRARIES: u64 = 512 * MIB;
+/// The share of the tensors that the allocator of the C library cannot use, because free blocks lie between blocks in use. The peaks of
+/// 13 runs with tensors of 0.1 to 2.3 GiB, on one and two ranks, are within 18 % of this plan.
+const CPU_SLACK: f64 = 0.65;
+/// The libraries and threads of a process on the CPU.
+const LIBRARIES: u64 = 190 * MIB;
 
 impl Overhead {
     /// Returns the overhead of a rank with this memory on a GPU or on the CPU.
     pub(crate) fn of(mesh: &Mesh, memory: &RankMemory, on_gpu: bool) -> Self {
+        let slack = |share: f64| (memory.total() as f64 * share) as u64;
         if !on_gpu {
-            return Overhead { libraries: LIBRARIES, ..Overhead::default() };
+            return Overhead { libraries: LIBRARIES, slack: slack(CPU_SLACK), ..Overhead::default() };
         }
         let groups = [mesh.dp_replicate, mesh.dp_shard, mesh.tp].into_iter().filter(|size| *size > 1).count() as u64;
-        Overhead {
-            context: CONTEXT,
-            nccl: groups * NCCL_GROUP,
-            cublas: CUBLAS,
-            slack: (memory.total() as f64 * SLACK) as u64,
-            libraries: 0,
-        }
+        Overhead { context: CONTEXT, nccl: groups * NCCL_GROUP, cublas: CUBLAS, slack: slack(SLACK), libraries: 0 }
     }
 
     /// Returns the sum of all fields in bytes.
@@ -112,7 +110,7 @@ mod tests {
     use crate::cost::tests::recipe;
 
     #[test]
-    fn each_group_of_several_gpus_has_buffers_and_a_cpu_has_libraries_alone() {
+    fn each_group_of_several_gpus_has_buffers_and_a_cpu_has_none() {
         let overhead = |sets: &[&str]| recipe(&[sets, &["train.global_batch=8"]].concat()).overhead();
         let [one, two, three] = [
             &["mesh.dp_shard=1"][..],
@@ -122,7 +120,8 @@ mod tests {
         .map(|mesh| overhead(mesh).nccl);
         assert_eq!((one, two > 0, three), (0, true, two / 2 * 3));
         let cpu = overhead(&["train.device=cpu", "mesh.dp_shard=2"]);
-        assert_eq!((cpu.context, cpu.nccl, cpu.cublas, cpu.slack, cpu.total()), (0, 0, 0, 0, cpu.libraries));
+        assert_eq!((cpu.context, cpu.nccl, cpu.cublas, cpu.total()), (0, 0, 0, cpu.libraries + cpu.slack));
+        assert!(cpu.slack > 0);
     }
 
     #[test]

@@ -58,7 +58,9 @@ pub enum CheckId {
     Inodes,
     /// The folder that a command saves to can be written and has enough space.
     Output,
-    /// The memory or disk of the node has room for the tensors that its ranks offload.
+    /// The memory of the node has room for its ranks.
+    Memory,
+    /// The disk of the node has room for the tensors that its ranks offload.
     Offload,
     /// The rendezvous ports are free, and the node can connect to them.
     Rendezvous,
@@ -88,7 +90,7 @@ pub enum CheckId {
 
 impl CheckId {
     /// Every check, in the order of the variants.
-    const ALL: [Self; 33] = [
+    const ALL: [Self; 34] = [
         Self::Recipe,
         Self::Mesh,
         Self::Ranks,
@@ -110,6 +112,7 @@ impl CheckId {
         Self::Disk,
         Self::Inodes,
         Self::Output,
+        Self::Memory,
         Self::Offload,
         Self::Rendezvous,
         Self::Command,
@@ -153,6 +156,7 @@ impl CheckId {
             | Self::Disk
             | Self::Inodes
             | Self::Output
+            | Self::Memory
             | Self::Offload
             | Self::Rendezvous
             | Self::Command
@@ -192,6 +196,7 @@ impl CheckId {
             Self::Disk => "disk",
             Self::Inodes => "inodes",
             Self::Output => "output",
+            Self::Memory => "memory",
             Self::Offload => "offload",
             Self::Rendezvous => "rendezvous",
             Self::Command => "command",

@@ -10,7 +10,7 @@ use rundir::{ErrorCode, Failure};
 use super::answer::{CheckResult, Fail, NodeAnswer, NodeCheck, NodeFacts, leave_out};
 use super::check::CheckId;
 use super::majority::{Majority, Version, is_replaced};
-use super::{disks, gpus, offload};
+use super::{disks, gpus, memory, offload};
 use crate::weights::weights_dir;
 
 /// Runs every check of a node.
@@ -34,6 +34,7 @@ pub(super) fn checks(
     }
     checks.push((CheckId::RunFolder, run_folder(plan, facts, &fail)));
     checks.extend(disks::checks(plan, facts, &fail));
+    checks.extend(memory::check(plan, node, facts, &fail));
     checks.extend(offload::check(plan, node, facts, &fail));
     if !is_command {
         checks.push((CheckId::Data, data(plan, facts, &fail)));

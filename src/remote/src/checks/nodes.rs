@@ -16,7 +16,7 @@ use rundir::{ErrorCode, Failure, now_s};
 use super::answer::{NodeAnswer, NodeCheck, NodeFacts};
 use super::check::{Check, CheckId};
 use super::majority::Majority;
-use super::{disks, gpus, no_transport, node, offload};
+use super::{disks, gpus, memory, no_transport, node, offload};
 use crate::RemoteError;
 use crate::command::Command;
 use crate::parallel::on_nodes;
@@ -134,15 +134,13 @@ pub(super) fn this_machine(
     // The embedded trainer does not use GPUs when it runs on CPUs. A command may use them.
     let with_gpus = plan.is_command() || plan.on_gpus(plan.trainer.cuda);
     let gpu_script = if with_gpus { gpus::script() } else { String::new() };
-    match query_facts(
-        transport.as_mut(),
-        &format!("export LC_ALL=C\n{}{}{gpu_script}echo end\n", disks::script(plan), offload::script(plan)),
-    ) {
+    match query_facts(transport.as_mut(), &format!("export LC_ALL=C\n{}{gpu_script}echo end\n", resources(plan))) {
         Err(error) => results.push((CheckId::Node, Err(error.failure(what)))),
         Ok(facts) => {
             let fail = |code, why: String, fix: &str| Err(Failure::new(code, what, why, fix));
             results.push((CheckId::Node, Ok("reachable".into())));
             results.extend(disks::checks(plan, &facts, &fail));
+            results.extend(memory::check(plan, node, &facts, &fail));
             results.extend(offload::check(plan, node, &facts, &fail));
             if with_gpus {
                 let answer = NodeAnswer { round_trip: Duration::ZERO, ahead_s: 0.0, facts };
@@ -152,6 +150,11 @@ pub(super) fn this_machine(
         }
     }
     results.into_iter().map(|(id, result)| Check::new(id, Some(node), result)).collect()
+}
+
+/// Returns the part of the script that queries disks and memory.
+fn resources(plan: &LaunchPlan) -> String {
+    disks::script(plan) + memory::script(plan) + &offload::script(plan)
 }
 
 fn script(plan: &LaunchPlan, marker: &Marker) -> String {
@@ -164,7 +167,7 @@ fn script(plan: &LaunchPlan, marker: &Marker) -> String {
         .replace("@TRAINER", &quote(plan.trainer.path.as_str()))
         .replace("@MARKER", &quote(marker.path.as_str()))
         .replace("@TOKEN", &quote(&marker.token))
-        .replace("@DISKS\n", &(disks::script(plan) + &offload::script(plan)))
+        .replace("@DISKS\n", &resources(plan))
         .replace("@DATA", &data.join(" "))
         .replace("@MANIFEST", if plan.attempt.checkpoint.is_some() { "." } else { "manifest.toml" })
         .replace("@WEIGHTS", &quote(weights.as_str()))

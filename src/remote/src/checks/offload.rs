@@ -1,27 +1,24 @@
-//! Checks that the memory or disk of a node has room for the tensors that its ranks offload.
+//! Checks that a disk of a node has room for the tensors that its ranks offload to files.
 
 use cluster::NodeId;
 use plan::{LaunchPlan, quote};
-use recipe::{JobKind, OFFLOAD_FIX, OFFLOAD_SHARE, OffloadStore, Recipe};
+use recipe::{JobKind, OFFLOAD_FIX, OffloadStore, Recipe};
 use rundir::ErrorCode;
 use units::size;
 
 use super::answer::{CheckResult, Fail, NodeCheck, NodeFacts};
 use super::check::CheckId;
 
-/// Returns the recipe and the backing store of its ranks, if the ranks offload tensors.
-fn store(plan: &LaunchPlan) -> Option<(Recipe, OffloadStore)> {
+/// Returns the recipe, if the ranks offload tensors to files. The check of the memory counts those that stay in the memory of the node.
+fn offloading(plan: &LaunchPlan) -> Option<Recipe> {
     let recipe = plan.run.recipe().ok().filter(|_| plan.job() == JobKind::Train)?;
     let store = recipe.memory.store.on(plan.on_gpus(plan.trainer.cuda));
-    recipe.memory.is_used().then_some((recipe, store))
+    (recipe.memory.is_used() && store == OffloadStore::File).then_some(recipe)
 }
 
-/// Returns the part of the script that queries the store.
+/// Returns the part of the script that queries the folder of the files.
 pub(super) fn script(plan: &LaunchPlan) -> String {
-    let Some((recipe, store)) = store(plan) else { return String::new() };
-    if store == OffloadStore::Host {
-        return "echo \"offload_free_kib $(awk '/^MemAvailable:/ { print $2 }' /proc/meminfo)\"\n".into();
-    }
+    let Some(recipe) = offloading(plan) else { return String::new() };
     let folder = recipe.memory.folder().map_or_else(|| "\"${TMPDIR:-/tmp}\"".into(), |folder| quote(folder.as_str()));
     format!(
         "dir={folder}\n\
@@ -33,42 +30,30 @@ pub(super) fn script(plan: &LaunchPlan) -> String {
     )
 }
 
-/// Checks that the store of a node has room for its ranks.
+/// Checks that the folder of a node has room for its ranks.
 pub(super) fn check(plan: &LaunchPlan, node: &NodeId, facts: &NodeFacts, fail: Fail<'_>) -> Option<NodeCheck> {
-    let (recipe, store) = store(plan)?;
-    Some((CheckId::Offload, room(plan, (&recipe, store), node, facts, fail)))
+    offloading(plan).map(|recipe| (CheckId::Offload, room(plan, &recipe, node, facts, fail)))
 }
 
-fn room(
-    plan: &LaunchPlan,
-    (recipe, store): (&Recipe, OffloadStore),
-    node: &NodeId,
-    facts: &NodeFacts,
-    fail: Fail<'_>,
-) -> CheckResult {
+fn room(plan: &LaunchPlan, recipe: &Recipe, node: &NodeId, facts: &NodeFacts, fail: Fail<'_>) -> CheckResult {
     const ELSEWHERE: &str = "set memory.folder to a folder on a disk of each node that you may write to";
-    let place = match store {
-        OffloadStore::Host => "its memory".to_owned(),
-        _ => format!("the disk of {}", facts.get("offload_folder").unwrap_or("memory.folder")),
-    };
-    if store != OffloadStore::Host {
-        let folder = facts.get("offload_folder").unwrap_or("memory.folder");
-        if facts.get("offload_writable").is_none() {
-            return fail(ErrorCode::PermissionDenied, format!("{folder} does not exist or is not writable"), ELSEWHERE);
-        }
-        if facts.get("offload_kind") == Some("tmpfs") {
-            return fail(ErrorCode::CheckFailed, format!("{folder} is on tmpfs, which is memory itself"), ELSEWHERE);
-        }
+    let folder = facts.get("offload_folder").unwrap_or("memory.folder");
+    if facts.get("offload_writable").is_none() {
+        return fail(ErrorCode::PermissionDenied, format!("{folder} does not exist or is not writable"), ELSEWHERE);
+    }
+    if facts.get("offload_kind") == Some("tmpfs") {
+        return fail(ErrorCode::CheckFailed, format!("{folder} is on tmpfs, which is memory itself"), ELSEWHERE);
     }
     let ranks = plan.attempt.placement.ranks.iter().filter(|place| place.node == *node).count().max(1) as u64;
-    let needed = ranks * recipe.rank_memory().offloaded.in_store(store);
-    let Some(kib) = facts.get("offload_free_kib").and_then(|kib| kib.parse::<u64>().ok()) else {
-        return fail(ErrorCode::CheckFailed, format!("the free space of {place} is unknown"), "run free and df there");
+    let needed = ranks * recipe.rank_memory().offloaded.in_store(OffloadStore::File);
+    let Some(free) = facts.get("offload_free_kib").and_then(|kib| Some(kib.parse::<u64>().ok()? * 1024)) else {
+        let why = format!("the free space of the disk of {folder} is unknown");
+        return fail(ErrorCode::CheckFailed, why, "run df there");
     };
-    let free = if store == OffloadStore::Host { (kib as f64 * 1024.0 * OFFLOAD_SHARE) as u64 } else { kib * 1024 };
     if free < needed {
-        let why = format!("its {ranks} ranks offload {}, and {place} has {} free", size(needed), size(free));
+        let why =
+            format!("its {ranks} ranks offload {}, and the disk of {folder} has {} free", size(needed), size(free));
         return fail(ErrorCode::OutOfMemory, why, OFFLOAD_FIX);
     }
-    Ok(format!("{} needed, {} free in {place}", size(needed), size(free)))
+    Ok(format!("{} needed, {} free on the disk of {folder}", size(needed), size(free)))
 }

@@ -57,6 +57,7 @@ impl Demo {
 
     fn context(&self) -> Context {
         Context {
+            cores: 2,
             now_s: rundir::now_s(),
             random: 12345,
             by: "ada@vm".into(),

@@ -6,7 +6,7 @@ use crate::checks;
 use crate::command_error::CommandError;
 use crate::commands::{check_log, fit_memory};
 use crate::output;
-use crate::workspace::{LaunchOptions, Workspace};
+use crate::workspace::{LaunchOptions, Workspace, cores};
 use recipe::Flops;
 use remote::Check;
 use rundir::{ErrorCode, Failure};
@@ -30,6 +30,10 @@ pub fn run(workspace: &Workspace, args: &CheckArgs) -> Result<(), CommandError> 
     let options = LaunchOptions { subject: &subject, ranks: how.local, nodes: &how.nodes, name: None, init, fitted };
     let recipe = &subject.resolved().recipe;
     let checks = checks::all(workspace, &options, &|_| {}, &|_| {});
+    // Estimates for the device that the ranks will have.
+    let cores = checks::is_on_cpus_here(workspace, &options).then(cores);
+    let on_cpus = cores.map(|_| recipe.on_cpus());
+    let recipe = on_cpus.as_ref().unwrap_or(recipe);
     // The cost of an external trainer is unknown, and an encode has its own facts.
     let own = recipe.job().has_model();
     let encode = crate::dataset::encode_facts(recipe);
@@ -47,7 +51,8 @@ pub fn run(workspace: &Workspace, args: &CheckArgs) -> Result<(), CommandError> 
         }))?;
     } else {
         let fitted = options.fitted.iter().map(|fitted| format!("{fitted}\n")).collect::<String>();
-        let rows = if own { plan::cost_rows(recipe) } else { encode.map_or_else(Vec::new, |encode| encode.rows) };
+        let rows =
+            if own { plan::cost_rows(recipe, cores) } else { encode.map_or_else(Vec::new, |encode| encode.rows) };
         let costs = if rows.is_empty() { String::new() } else { format!("\n{}", output::facts(&rows)) };
         output::text(&format!("{fitted}{}{costs}", checks::table(&checks, appearance::is_unicode())))?;
     }

@@ -37,6 +37,7 @@ impl Workspace {
             git_commit: git_commit(self.here.as_std_path()),
             trainer: self.trainer(trainer)?,
             program: own_file()?,
+            cores: cores(),
             target,
             options: StartOptions { waived: waive, push, data_files, steps: None, encode, warnings },
         })
@@ -56,6 +57,11 @@ impl Workspace {
         let user = user.map_or_else(|| Uid::effective().to_string(), |user| user.name);
         format!("{user}@{}", self.connections.this_node().node)
     }
+}
+
+/// Returns the CPU cores that this process may use.
+pub fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, Into::into)
 }
 
 /// Returns the path of this program. The scripts of Slurm jobs call it.

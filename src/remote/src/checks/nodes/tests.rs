@@ -41,6 +41,7 @@ fn plan_of(recipe: &Recipe) -> LaunchPlan {
 fn plan_on(hostfile: &str, recipe: &Recipe) -> LaunchPlan {
     let nodes = Hostfile::parse(hostfile).unwrap();
     let context = Context {
+        cores: 2,
         now_s: 1_795_146_012.0,
         random: 12345,
         by: "ada@vm".into(),
@@ -350,17 +351,66 @@ fn a_node_needs_room_for_what_its_ranks_offload() {
         of(&cpu, "offload_folder /tmp\noffload_writable yes\noffload_free_kib 12"),
         offload(ErrorCode::OutOfMemory)
     );
-    assert_eq!(of(&["train.device=cuda"], "offload_free_kib 12"), offload(ErrorCode::OutOfMemory));
+    let memory = "memory_free_kib 12";
+    assert_eq!(of(&["train.device=cuda"], memory), [on("node01", CheckId::Memory, ErrorCode::OutOfMemory)]);
 
     // The script answers on this machine.
     let folder = format!("memory.folder={}", env!("CARGO_MANIFEST_DIR"));
-    for sets in [&["train.device=cpu", &folder][..], &["train.device=cuda"]] {
-        let plan = embedded(&[&["memory.block_swap=1"], sets].concat());
-        let script = format!("export LC_ALL=C\n{}echo end\n", offload::script(&plan));
-        let facts = query_facts(&mut Local::new().unwrap(), &script).unwrap();
-        assert!(facts.get("offload_free_kib").unwrap().parse::<u64>().unwrap() > 0, "{sets:?}");
-    }
+    let plan = embedded(&["memory.block_swap=1", "train.device=cpu", &folder]);
+    let script = format!("export LC_ALL=C\n{}echo end\n", offload::script(&plan));
+    let facts = query_facts(&mut Local::new().unwrap(), &script).unwrap();
+    assert!(facts.get("offload_free_kib").unwrap().parse::<u64>().unwrap() > 0);
     assert_eq!(offload::script(&embedded(&[])), "");
+}
+
+#[test]
+fn a_node_needs_memory_for_all_of_its_ranks() {
+    let of = |facts: &str| {
+        let answer = format!("{facts}\nruns_inodes");
+        failed(&embedded(&["train.device=cpu"]), [&[("runs_inodes", &answer)], &[], &[]])
+    };
+    let too_small = [on("node01", CheckId::Memory, ErrorCode::OutOfMemory)];
+    assert_eq!([of("memory_free_kib 60000000"), of("memory_free_kib"), of("")], [vec![], vec![], vec![]]);
+    assert_eq!(of("memory_free_kib 100000"), too_small);
+    assert_eq!(of("memory_free_kib 100000\nmemory_limit /sys/fs/cgroup/job_7"), too_small);
+    assert_eq!(memory::script(&command()), "");
+}
+
+#[test]
+fn the_free_memory_of_a_node_is_the_lowest_that_a_control_group_leaves() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = Utf8Path::from_path(folder.path()).unwrap();
+    let group = |name: &str, files: &[(&str, &str)]| {
+        std::fs::create_dir_all(root.join(name)).unwrap();
+        files.iter().for_each(|(file, text)| std::fs::write(root.join(name).join(file), text).unwrap());
+    };
+    let free = || {
+        let script = memory::script(&embedded(&[])).replace("/sys/fs/cgroup", root.as_str());
+        let script = script.replace("/proc/self/cgroup", root.join("groups").as_str());
+        let facts = query_facts(&mut Local::new().unwrap(), &format!("{script}\necho end\n")).unwrap();
+        let group = facts.get("memory_limit").map(|group| group.strip_prefix(root.as_str()).unwrap().to_owned());
+        (facts.get("memory_free_kib").unwrap().parse::<u64>().unwrap(), group)
+    };
+    group("", &[("groups", "0::/\n")]);
+    let (all, none) = free();
+    assert_eq!(none, None);
+    // The limit of a group above counts, and pages of files are free.
+    group("", &[("groups", "0::/slurm/job_7/step_0\n")]);
+    group("slurm/job_7/step_0", &[("memory.max", "max"), ("memory.current", "4096")]);
+    let stat = "inactive_file 1048576\nactive_file 1048576\nslab 9";
+    group("slurm/job_7", &[("memory.max", "8388608"), ("memory.current", "6291456"), ("memory.stat", stat)]);
+    assert_eq!(free(), (4096, Some("/slurm/job_7".to_owned())));
+    // The first version of control groups has other names, and 2^63 for no limit.
+    group("", &[("groups", "11:memory:/job\n0::/\n")]);
+    let (limit, used) = ("memory.limit_in_bytes", "memory.usage_in_bytes");
+    group("memory", &[(limit, "9223372036854771712"), (used, "4096")]);
+    group(
+        "memory/job",
+        &[(limit, "4194304"), (used, "4194304"), ("memory.stat", "active_file 7\ntotal_active_file 2048")],
+    );
+    assert_eq!(free(), (2, Some("/memory/job".to_owned())));
+    group("memory/job", &[(limit, "9223372036854771712")]);
+    assert!(free().0.abs_diff(all) < all / 2);
 }
 
 #[test]
