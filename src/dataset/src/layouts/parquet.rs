@@ -49,6 +49,9 @@ fn decode(path: &Utf8Path, root: &Utf8Path, request: &SourceRequest) -> Result<R
     }
     let name = path.file_name().unwrap_or_default();
     all.check(stated_rows(file.metadata(), &all), 0)?;
+    if !has_whole_dictionaries(&file, &all).map_err(bad)? {
+        return Err(damaged(path, "a dictionary has fewer values than it states"));
+    }
     let read =
         schema.get_fields().iter().filter(|field| all.columns().any(|name| name == field.name())).cloned().collect();
     let read = Type::group_type_builder(schema.name()).with_fields(read).build().map_err(bad)?;
@@ -131,14 +134,56 @@ fn is_inside(metadata: &ParquetMetaData, size: u64) -> bool {
     })
 }
 
+/// Returns whether the dictionaries of the columns that are read have as many bytes as their stated numbers of values need at least. The
+/// library takes memory for the stated number first: 16 GiB for 2^31.
+fn has_whole_dictionaries(file: &dyn FileReader, table: &TableReader<'_>) -> parquet::errors::Result<bool> {
+    for group in 0..file.num_row_groups() {
+        let group = file.get_row_group(group)?;
+        for (at, column) in group.metadata().columns().iter().enumerate() {
+            if !is_read(table, column.column_path()) {
+                continue;
+            }
+            let mut pages = group.get_column_page_reader(at)?;
+            while let Some(next) = pages.peek_next_page()? {
+                if !next.is_dict {
+                    pages.skip_next_page()?;
+                    continue;
+                }
+                let Some(page) = pages.get_next_page()? else { break };
+                let least = least_bytes(column.column_descr().physical_type(), column.column_descr().type_length());
+                if u64::from(page.num_values()) * least > page.buffer().len() as u64 {
+                    return Ok(false);
+                }
+            }
+        }
+    }
+    Ok(true)
+}
+
+/// Returns the bytes that a value takes at least in a dictionary; `length` is that of the values of fixed length.
+fn least_bytes(physical: parquet::basic::Type, length: i32) -> u64 {
+    use parquet::basic::Type;
+    match physical {
+        Type::BOOLEAN => 1,
+        // The length of the value.
+        Type::BYTE_ARRAY | Type::INT32 | Type::FLOAT => 4,
+        Type::INT64 | Type::DOUBLE => 8,
+        Type::INT96 => 12,
+        Type::FIXED_LEN_BYTE_ARRAY => u64::try_from(length).unwrap_or(0).max(1),
+    }
+}
+
+/// Returns whether a column of the file is in a column that the table reads.
+fn is_read(table: &TableReader<'_>, path: &ColumnPath) -> bool {
+    table.columns().any(|name| path.parts().first().is_some_and(|root| root == name))
+}
+
 /// Returns the number of rows, or of values of a column that is read if that is larger: a list in one row may have any number of values.
 fn stated_rows(metadata: &ParquetMetaData, table: &TableReader<'_>) -> u64 {
     let groups = metadata.row_groups().iter();
     let most = |group: &RowGroupMetaData| {
-        let is_read =
-            |path: &ColumnPath| table.columns().any(|name| path.parts().first().is_some_and(|root| root == name));
-        let values =
-            group.columns().iter().filter(|column| is_read(column.column_path())).map(|column| column.num_values());
+        let columns = group.columns().iter().filter(|column| is_read(table, column.column_path()));
+        let values = columns.map(|column| column.num_values());
         values.chain([group.num_rows()]).map(|number| u64::try_from(number).unwrap_or(u64::MAX)).max().unwrap_or(0)
     };
     groups.map(most).fold(0, u64::saturating_add)
