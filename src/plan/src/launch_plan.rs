@@ -463,7 +463,8 @@ fn sample_rows(recipe: &Recipe, attempt: &Attempt, weights: &str) -> Vec<(&'stat
     let specs = recipe.samples().unwrap_or_default();
     let steps: u64 = specs.iter().map(|spec| spec.steps as u64).sum();
     let size = specs.first().map_or_else(String::new, |spec| {
-        format!(", {} of {} × {} pixels", counted(spec.frames, "frame"), spec.width, spec.height)
+        let recipe::SampleSpec { frames, width, height, fps, .. } = spec;
+        format!(", {} of {width} × {height} pixels at {fps} per second", counted(*frames, "frame"))
     });
     let mut rows = vec![
         ("mesh", attempt.mesh.to_string()),
@@ -474,6 +475,9 @@ fn sample_rows(recipe: &Recipe, attempt: &Attempt, weights: &str) -> Vec<(&'stat
             format!("{}{size}, {} in all", counted(specs.len(), "video"), counted(steps as usize, "sampling step")),
         ),
     ];
+    let guidance = specs.first().map_or(recipe.sample.guidance, |spec| spec.guidance);
+    let scheduler = recipe.sample.scheduler.name();
+    rows.push(("sampler", format!("{scheduler}, guidance {guidance}, computed in {}", recipe.train.dtype.name())));
     rows.extend(recipe.sample.prompts.first().map(|prompt| ("prompt", prompt.clone())));
     rows.extend(recipe.sample.out().map(|out| ("folder", out.to_string())));
     rows

@@ -61,6 +61,9 @@ pub struct SampleArgs {
     /// Frames per second of the mp4 [default: sample.fps or data.fps of the run; else 8, or 16 for CogVideoX 1.5]
     #[arg(long)]
     pub fps: Option<f64>,
+    /// Numbers of the computation [default: train.dtype of the run; else bfloat16 if the weights have it, and float32 if not]
+    #[arg(long)]
+    pub dtype: Option<ComputeArg>,
     /// Folder of the videos [default: samples/ in the folder of the new run]
     #[arg(long, value_name = "DIR")]
     pub out: Option<Utf8PathBuf>,
@@ -86,7 +89,7 @@ pub struct SampleArgs {
     pub name: Option<String>,
     /// Makes the samples of a training run's recipe now, from its current weights
     #[arg(long, conflicts_with_all = [
-        "lora", "prompt", "prompts", "image", "image_end", "video", "mask", "seed", "steps", "guidance", "scheduler", "shift", "frames", "height", "width", "fps", "out", "png", "ema",
+        "lora", "prompt", "prompts", "image", "image_end", "video", "mask", "seed", "steps", "guidance", "scheduler", "shift", "frames", "height", "width", "fps", "dtype", "out", "png", "ema",
         "encoders", "local", "hostfile", "slurm", "include", "exclude", "push", "waive", "name", "dry_run", "no_wait",
     ])]
     pub now: bool,
@@ -117,6 +120,24 @@ impl From<EmaArg> for recipe::UseEma {
             EmaArg::Auto => recipe::UseEma::Auto,
             EmaArg::On => recipe::UseEma::On,
             EmaArg::Off => recipe::UseEma::Off,
+        }
+    }
+}
+
+/// The numbers of a computation.
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+pub enum ComputeArg {
+    /// 16-bit floats with the range of 32-bit ones
+    Bfloat16,
+    /// 32-bit floats
+    Float32,
+}
+
+impl From<ComputeArg> for recipe::ComputeDtype {
+    fn from(arg: ComputeArg) -> Self {
+        match arg {
+            ComputeArg::Bfloat16 => Self::Bfloat16,
+            ComputeArg::Float32 => Self::Float32,
         }
     }
 }

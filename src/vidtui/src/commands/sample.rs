@@ -191,15 +191,19 @@ fn recipe_of(weights: &SampledWeights) -> Result<Recipe, CommandError> {
         let mut recipe = Recipe::for_sampling(model, None).map_err(Failure::from)?;
         recipe.encoders.folder = pipeline.encoders.clone().unwrap_or_default();
         recipe.sample.scheduler = pipeline.scheduler;
-        recipe.train.dtype = pipeline.dtype;
+        recipe.train.dtype = weights.dtype();
         recipe.condition.image_noise = pipeline.image_noise;
         return Ok(recipe);
     }
-    let weights = &weights.source.location.weights;
-    let real = weights.canonicalize_utf8().unwrap_or_else(|_| weights.clone());
+    let folder = &weights.source.location.weights;
+    let real = folder.canonicalize_utf8().unwrap_or_else(|_| folder.clone());
     // The path of the weights is RUN or RUN/checkpoints/step-N.
     let run = real.ancestors().take(3).map(RunDir::new).find(|run| run.run_toml().exists());
-    let Some(run) = run else { return Ok(Recipe::for_sampling(model, None).map_err(Failure::from)?) };
+    let Some(run) = run else {
+        let mut recipe = Recipe::for_sampling(model, None).map_err(Failure::from)?;
+        recipe.train.dtype = weights.dtype();
+        return Ok(recipe);
+    };
     let mut trained = run.read_run()?.recipe()?;
     // The weights of another user are only data. The recipe beside them also sets environment variables and files to write.
     if let Err(untrusted) = run.check_trusted("cannot use the whole recipe of the run") {
@@ -274,6 +278,9 @@ fn fill(workspace: &Workspace, recipe: &mut Recipe, args: &SampleArgs) -> Result
     sample.video = args.video.as_ref().map(absolute).unwrap_or_default();
     sample.mask = args.mask.as_ref().map(absolute).unwrap_or_default();
     sample.out = args.out.as_ref().map(absolute).unwrap_or_default();
+    if let Some(dtype) = args.dtype {
+        recipe.train.dtype = dtype.into();
+    }
     if let Some(folder) = &args.encoders {
         recipe.encoders.folder = absolute(folder);
     }

@@ -32,8 +32,6 @@ pub struct Pipeline {
     pub encoders: Option<Utf8PathBuf>,
     /// The sampler for the class in `scheduler_config.json`; `Auto` if there is none or it is unknown.
     pub scheduler: SampleScheduler,
-    /// The dtype for sampling: bfloat16 if the weights have a bfloat16 tensor, otherwise float32.
-    pub dtype: ComputeDtype,
     /// Whether condition images and known pixels get noise: `add_noise_in_inpaint_model` in the config of the transformer.
     pub image_noise: bool,
 }
@@ -72,6 +70,13 @@ impl SampledWeights {
         Ok(Self { source, conversion: Some(plan), pipeline })
     }
 
+    /// Returns the dtype for sampling weights that no run of this console trained: bfloat16 if they have a bfloat16 tensor, otherwise
+    /// float32. float16 has more significant bits than bfloat16, so float16 weights are sampled in float32.
+    pub fn dtype(&self) -> ComputeDtype {
+        let is_bfloat16 = self.source.tensors.values().any(|tensor| tensor.dtype == weights::Dtype::BF16);
+        if is_bfloat16 { ComputeDtype::Bfloat16 } else { ComputeDtype::Float32 }
+    }
+
     /// Runs the conversion, if there is one, and makes its result the source.
     pub fn convert(&mut self) -> Result<(), CommandError> {
         let Some(plan) = self.conversion.take() else { return Ok(()) };
@@ -104,15 +109,12 @@ impl Pipeline {
             },
             false => SampleScheduler::Auto,
         };
-        // float16 has more significant bits than bfloat16, so float16 weights are sampled in float32.
-        let is_bfloat16 = source.tensors.values().any(|tensor| tensor.dtype == weights::Dtype::BF16);
-        let dtype = if is_bfloat16 { ComputeDtype::Bfloat16 } else { ComputeDtype::Float32 };
         let encoders = dataset::check_folder(folder).is_ok().then(|| folder.to_owned());
         // Only a diffusers transformer has a config.json beside its weights.
         let config = rundir::read_text(&transformer.join("config.json")).ok();
         let config: Option<Value> = config.and_then(|text| serde_json::from_str(&text).ok());
         let image_noise = config.is_some_and(|config| config["add_noise_in_inpaint_model"] == true);
-        Ok(Self { encoders, scheduler, dtype, image_noise })
+        Ok(Self { encoders, scheduler, image_noise })
     }
 }
 
