@@ -17,7 +17,7 @@ const RECIPES: [(&str, u64, u64, f64); 6] = [
 ];
 
 /// The checks whose results depend on this machine.
-const OF_THE_MACHINE: [&str; 4] = ["disk", "inodes", "node", "trainer"];
+const OF_THE_MACHINE: [&str; 5] = ["disk", "inodes", "memory", "node", "trainer"];
 
 fn config(name: &str) -> String {
     let path = format!("../../configs/cogvideox/{name}.toml");
