@@ -81,10 +81,10 @@ fn a_recipe_is_launched_from_the_form_on_the_nodes_that_are_chosen_in_it() {
     let Some(site) = TestSite::without_trainer(3) else { return };
     let recipe = own(&site, 2, 12, ":");
     let mut console = open(&site);
-    console.shows(&["No runs yet"]).press("5").press("l").shows(&["vidtui launch"]).press(&recipe).press(ENTER);
+    console.shows(&["No runs yet"]).press("5").press("n").shows(&["vidtui launch"]).press(&recipe).press(ENTER);
     console.shows(&["Start own?", "[x] node01", "[x] node02", "[x] node03", "idle"]);
     console.press("\t").press("j").press(" ").shows(&["[ ] node02"]);
-    console.press("s").press("checkpoint.interval=7").press(ENTER).shows(&["override", "Start own?"]);
+    console.press("+").press("checkpoint.interval=7").press(ENTER).shows(&["override", "Start own?"]);
     console.press(ENTER).shows(&["step 12 of 12", "finished"]).press("q");
     assert_eq!(console.ended(), 0);
     let run = RunDir::new(site.runs.join(site.status()["run"].as_str().unwrap()));

@@ -110,7 +110,7 @@ fn encoding_training_and_sampling_that_lose_a_node_give_what_undisturbed_runs_gi
     let shared = site.rig.share().join("shared");
     let paced = format!("{NODES} {}", slow_decoder(&site, 2));
     let (words, mut console) = (clips.encode(&shared, &paced), console::open(&site));
-    console.shows(&["encode-alone", "finished"]).press("e").shows(&["vidtui data encode"]);
+    console.shows(&["encode-alone", "finished"]).press("E").shows(&["vidtui data encode"]);
     console.press(words.strip_prefix("data encode ").unwrap()).press(ENTER);
     console.shows(&["Start encode-shared?", "Enter start"]).press(ENTER).shows(&["encode-shared", "running"]);
     let run = RunDir::new(site.runs.join(site.status()["run"].as_str().unwrap()));

@@ -48,7 +48,7 @@ fn an_orphan_process_of_an_ended_run_is_listed_killed_and_verified() {
     assert!(found.iter().any(|plan| plan["run"] == run.trim()), "{planned}");
 
     let console = site.console(SIZE, &[], &[]);
-    console.shows(&["finished"]).press("3").shows(&["1 up"]).press("p").shows(&["command"]);
+    console.shows(&["finished"]).press("3").shows(&["1 up"]).press("P").shows(&["command"]);
     // Other tests have processes too, so this test looks for its own.
     let details = format!("process {pid} on");
     let tries = Cell::new(0);
@@ -81,11 +81,11 @@ fn a_run_is_resumed_from_an_older_checkpoint_with_fresh_data() {
     site.succeeds(&["stop", run.trim(), "--wait"]);
     let run = site.runs()[0].clone();
     let console = site.console(SIZE, &[], &[]);
-    console.shows(&["stopped"]).press(ENTER).shows(&["Gradient norm"]).press("c").shows(&["Checkpoints of", "p pin"]);
-    console.press("G").press("p").shows(&["pinned"]);
+    console.shows(&["stopped"]).press(ENTER).shows(&["Gradient norm"]).press("c").shows(&["Checkpoints of", "* pin"]);
+    console.press("G").press("*").shows(&["pinned"]);
     assert!(rundir::step_checkpoints(&run).unwrap()[0].complete().unwrap().is_pinned);
     console
-        .press("f")
+        .press("F")
         .shows(&["Resume small-short", "from step 20?", "trained again"])
         .press(ENTER)
         .shows(&["running"]);
@@ -115,8 +115,8 @@ fn a_checkpoint_is_deleted_unless_it_is_pinned_or_needed() {
     site.succeeds(&["checkpoints", run, "unpin", "20"]);
 
     let console = site.console(SIZE, &[], &[]);
-    console.shows(&["stopped"]).press(ENTER).shows(&["Gradient norm"]).press("c").shows(&["Checkpoints of", "p pin"]);
-    console.press("G").press("d").shows(&["Delete the checkpoint of step 20"]).press(ENTER).shows(&["deleted"]);
+    console.shows(&["stopped"]).press(ENTER).shows(&["Gradient norm"]).press("c").shows(&["Checkpoints of", "* pin"]);
+    console.press("G").press("D").shows(&["Delete the checkpoint of step 20"]).press(ENTER).shows(&["deleted"]);
     let folder = site.root.join("runs").join(run).join("checkpoints");
     assert!(!folder.join("step-00000020").exists() && folder.join("step-00000040").exists());
     assert!(folder.read_dir_utf8().unwrap().flatten().all(|entry| !entry.file_name().starts_with("removing-")));

@@ -221,8 +221,8 @@ fn the_console_counts_lists_and_acknowledges_alerts_and_rings() {
     raise(&dir, "90ab11cd", AlertKind::Stalled);
     console.shows(&["stalled"]);
     console.meanwhile("the notification", || console.raw().contains("\x07\x1b]777;notify;"));
-    console.press("X").shows(&["acknowledged"]);
-    console.press("z").shows(&["snoozed"]).press(ESC).shows_no("a 1 alert");
+    console.press("A").shows(&["acknowledged"]);
+    console.press("Z").shows(&["snoozed"]).press(ESC).shows_no("a 1 alert");
     let listed = site.json(&["alerts", "--json"])["alerts"].clone();
     assert!(listed.as_array().unwrap().iter().all(|alert| alert["state"] == "acknowledged"), "{listed}");
 }

@@ -25,7 +25,7 @@ fn enter(console: &Pty, key: &str, text: &str) {
 fn a_plain_recipe_is_launched_with_an_override_from_the_list_of_recipes() {
     let site = TestSite::new().with("FAKE_STEP_MS", "1");
     let console = form(&site);
-    console.press("s").press("train.st").press(TAB).shows(&["train.steps="]).press("2").press(ENTER);
+    console.press("+").press("train.st").press(TAB).shows(&["train.steps="]).press("2").press(ENTER);
     console.shows(&["override", "Start small-short?"]).press(ENTER).shows(&["finished"]);
     let run = site.runs()[0].read_run().unwrap();
     assert_eq!(run.recipe().unwrap().train.steps(), 2);
@@ -54,7 +54,7 @@ fn wrong_input_is_refused_in_place_and_starts_nothing() {
     let console = form(&site);
     // A mistyped key, a value of the wrong type, and a number of ranks that is not a number.
     for (key, text, shown) in
-        [("s", "train.step=3", "did you mean"), ("s", "train.steps=ten", "hint"), ("n", "two", "hint")]
+        [("+", "train.step=3", "did you mean"), ("+", "train.steps=ten", "hint"), ("R", "two", "hint")]
     {
         enter(&console, key, text);
         console.shows(&[shown, "▏"]).press(ESC).shows_no("▏");
@@ -65,10 +65,10 @@ fn wrong_input_is_refused_in_place_and_starts_nothing() {
     enter(&console, "i", "");
     console.shows(&["Start small-short?"]);
     // More ranks than the mesh has.
-    enter(&console, "n", "3");
+    enter(&console, "R", "3");
     console.shows(&["✗ mesh"]).press(ENTER).shows(&["annot start"]);
     console.press(ESC).shows(&["configs/small"]);
-    enter(&console, "l", "none.toml");
+    enter(&console, "n", "none.toml");
     console.shows(&["Launch none", "No such file"]).press(ENTER);
     enter_is_refused(&site, &console);
 }
@@ -83,11 +83,11 @@ fn enter_is_refused(site: &TestSite, console: &Pty) {
 fn an_override_that_contradicts_the_mesh_is_explained_and_can_be_removed() {
     let site = TestSite::new().with("FAKE_STEP_MS", "1");
     let console = form(&site);
-    console.press("s").press("mesh.dp_shard=3").shows(&["hint: "]).press(ENTER).shows_no("▏");
+    console.press("+").press("mesh.dp_shard=3").shows(&["hint: "]).press(ENTER).shows_no("▏");
     console.shows(&["global_batch", "hint: "]).press(ENTER);
     enter_is_refused(&site, &console);
-    console.press("x").shows(&["Start small-short?"]);
-    enter(&console, "s", "train.steps=1");
+    console.press("\x7f").shows(&["Start small-short?"]);
+    enter(&console, "+", "train.steps=1");
     console.shows(&["override"]).press(ENTER).shows(&["finished"]);
 }
 
@@ -98,17 +98,17 @@ fn a_hostfile_that_changes_while_the_form_is_open_is_planned_again() {
     let hostfile = |slots: usize| site.write("hostfiles/nodes.txt", &format!("127.0.0.1:port=1 slots={slots}\n"));
     hostfile(2);
     let console = form(&site);
-    console.press("t").shows(&["Where to run", "hostfiles/nodes.txt"]).press("j").press(ENTER);
+    console.press("T").shows(&["Where to run", "hostfiles/nodes.txt"]).press("j").press(ENTER);
     console.shows(&["On hostfile hostfiles/nodes.txt", "[x] 127.0.0.1", "2 slots", "✗ node"]);
     console.press(ENTER).shows(&["annot start"]);
     hostfile(1);
     console.shows(&["nodes.txt changed", "1 slot ", "✗ mesh"]);
-    console.press("f").shows(&["fitted to the ranks", "✗ node"]);
+    console.press("M").shows(&["fitted to the ranks", "✗ node"]);
     site.write("hostfiles/nodes.txt", "gpu01 slots=many\n");
     console.shows(&["line 1", "many"]).press(ENTER);
     enter_is_refused(&site, &console);
     // The form also reads a changed recipe again.
-    console.press("t").press("g").press(ENTER).shows(&["On this machine", "Start small-short?"]);
+    console.press("T").press("g").press(ENTER).shows(&["On this machine", "Start small-short?"]);
     let recipe = std::fs::read_to_string(site.root.join("configs/small/short.toml")).unwrap();
     site.write("configs/small/short.toml", &recipe.replace("steps = 6000", "steps = 41"));
     console.shows(&["short.toml changed", "41"]);
@@ -120,7 +120,7 @@ fn the_typed_arguments_of_a_launch_fill_in_the_form() {
     let console = site.console(SIZE, &[], &[]);
     console.shows(&["No runs yet"]).press("2").shows(&["Small"]);
     let line = "configs/small:short --set train.steps=2 --local 2 --name mine";
-    enter(&console, "l", line);
+    enter(&console, "n", line);
     console.shows(&["Start short?", "override", "2 ranks"]).press(TAB).press(TAB).press(TAB).press("G");
     console.shows(&["vidtui launch configs/small:short", "'train.steps=2'", "--name mine"]);
     console.press(ENTER).shows(&["finished"]);

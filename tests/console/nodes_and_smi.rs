@@ -42,7 +42,7 @@ fn the_console_shows_nodes_processes_and_a_fault() {
     };
     console.until("the node with the fault in the first row", comes_first);
     console.press("j").press(ENTER).shows(&["Processes", "sleep 1000", "demo-k7f2", "root"]);
-    console.press("t").shows(&["NVIDIA-SMI"]);
+    console.press("\t").shows(&["NVIDIA-SMI"]);
     rig.verb("reset node03").unwrap();
     console.press(ESC).shows(&["1 unreachable"]);
     rig.verb("heal node03").unwrap();
@@ -60,7 +60,7 @@ fn a_kill_on_marked_nodes_is_verified_on_each_and_an_unreachable_one_is_unknown(
         assert!(rig.command_on(node, "sh").args(["-c", RANK]).status().unwrap().success());
     }
     rig.verb("reset node02").unwrap();
-    console.shows(&["1 unreachable"]).press("   ").shows(&["3 marked"]).press("p");
+    console.shows(&["1 unreachable"]).press("   ").shows(&["3 marked"]).press("P");
     console.shows(&["2 processes of yours on 3 nodes", "demo-k7f2", "node02  unreachable"]).press(ESC);
     console.shows(&["3 marked"]).press("K").shows(&["Kill 2 processes on 2 nodes?", "its processes are unknown"]);
     console.press(ENTER).shows(&["not verified everywhere", "unreachable, so unknown"]);

@@ -66,12 +66,12 @@ fn a_folder_of_videos_becomes_a_video_with_the_keys_of_the_console() {
     }
 
     let mut console = site.console((120, 40), &[], &[]);
-    console.shows(&["No runs yet"]).press("e").shows(&["vidtui data encode"]).press(ENCODE).press(ENTER);
+    console.shows(&["No runs yet"]).press("E").shows(&["vidtui data encode"]).press(ENCODE).press(ENTER);
     console.shows(&["Start encode-encoded?", "Enter start"]).press(ENTER);
     console.shows(&["encode-encoded", "finished", "4 of 4 clips"]);
     assert!(site.root.join("encoded/index.jsonl").is_file());
 
-    console.press("5").shows(&["configs"]).press("l").shows(&["vidtui launch"]).press("mine.toml").press(ENTER);
+    console.press("5").shows(&["configs"]).press("n").shows(&["vidtui launch"]).press("mine.toml").press(ENTER);
     console.shows(&["Start mine?", "passed"]).press(ENTER).shows(&["step 2 of 2", "finished"]);
 
     console.press("p").shows(&["Prompt:"]).press("a red picture --s 2 --d 7").press(ENTER);

@@ -74,7 +74,7 @@ fn the_demo_is_launched_stopped_resumed_and_followed_by_its_second_stage() {
     assert!(losses.effective().iter().all(|sample| sample.loss.is_some_and(f64::is_finite)));
     assert!(losses.effective().iter().all(|sample| sample.attempt == if sample.step <= saved { 1 } else { 2 }));
 
-    console.press("e").shows(&[".svg"]);
+    console.press("e").shows(&["Export to:", ".svg"]).press(ENTER).shows(&["Wrote "]);
     console.press("n").shows(&["Start 4s?"]).press(ENTER).shows_no("Start 4s?");
     console.meanwhile("the second run", || site.runs().len() == 2);
     console.shows(&["demo-4s", "step 6 of 6", "finished"]);

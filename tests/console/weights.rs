@@ -197,13 +197,13 @@ fn the_console_previews_a_conversion_and_executes_it() {
     console.press("inner").press(ENTER);
     console.shows(&["inner, 639 KiB in 1 file", "convert as shown", "blocks.{i}.attn.q.weight"]);
     assert!(!site.root.join("inner").exists(), "a preview writes nothing");
-    console.press("c").shows(&["Wrote inner"]);
+    console.press("C").shows(&["Wrote inner"]);
     let found = site.json(&["inspect", model().as_str(), "inner", "--json"]);
     assert_eq!((found["difference"]["same"].as_u64(), found["difference"]["norm"].as_f64()), (Some(64), Some(0.0)));
     // The target exists now.
-    console.press("j").press("j").press(RIGHT).shows(&["The folder exists", "r replace it"]);
-    console.press("r").shows(&["Replaces the existing conversion in that folder.", "do not replace"]);
-    console.press("c").shows(&["vidtui launch RECIPE --init inner"]);
+    console.press("j").press("j").press(RIGHT).shows(&["The folder exists", "! replace it"]);
+    console.press("!").shows(&["Replaces the existing conversion in that folder.", "do not replace"]);
+    console.press("C").shows(&["vidtui launch RECIPE --init inner"]);
     let inspected = site.json(&["inspect", "inner", "--json"]);
     assert_eq!((inspected["kind"].as_str(), inspected["complete"].as_bool()), (Some("checkpoint"), Some(true)));
 }
@@ -230,6 +230,6 @@ fn a_stage_that_starts_from_a_diffusers_model_offers_to_convert_it() {
     site.write("configs/theirs/curriculum.toml", &stages);
     let console = site.console((100, 40), &[], &[]);
     console.shows(&["No runs yet"]).press("2").shows(&["Theirs", "begin"]);
-    console.press("G").press(ENTER).shows(&["✗ weights", "c convert"]);
-    console.press("c").shows(&["Convert weights", "theirs-internal", "convert as shown"]);
+    console.press("G").press(ENTER).shows(&["✗ weights", "C convert"]);
+    console.press("C").shows(&["Convert weights", "theirs-internal", "convert as shown"]);
 }

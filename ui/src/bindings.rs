@@ -64,8 +64,7 @@ pub enum Action {
     MetricNext,
     MetricPrevious,
     Recipes,
-    ExportSvg,
-    ExportPng,
+    Export,
     Checkpoints,
     WeightsOnly,
     FreshData,
@@ -414,7 +413,7 @@ const RUNS: &[Binding] = with_motion![
         "new run",
         "Open the launch form of the run's recipe, or choose a stage and start it"
     ),
-    bind(&[Key::ch('e')], Action::Encode, "encode", "Encode videos: type the arguments of vidtui data encode"),
+    bind(&[Key::ch('E')], Action::Encode, "encode", "Encode videos: type the arguments of vidtui data encode"),
     bind(&[Key::ch('l')], Action::Logs, "logs", "Show the logs of all ranks, merged, or of one rank")
         .when(Condition::RunAllows),
     bind(&[Key::ch('/')], Action::Filter, "filter", "Filter runs by name, stage or state")
@@ -434,10 +433,10 @@ const RUNS: &[Binding] = with_motion![
         &[Key::ch(' ')],
         Action::Mark,
         "mark",
-        "Mark the run; resume, stop, kill and delete then apply to all marked runs"
+        "Mark the run and go to the next; resume, stop, kill and delete then apply to all marked runs"
     )
     .shown_when(Condition::SeveralRunsListed),
-    bind(&[Key::ch('c')], Action::Compare, "compare", "Compare the metrics and recipes of the marked runs")
+    bind(&[Key::ch('=')], Action::Compare, "compare", "Compare the metrics and recipes of the marked runs")
         .when(Condition::SeveralRunsMarked),
     bind(
         &[Key::ch('#')],
@@ -453,7 +452,7 @@ const RUNS: &[Binding] = with_motion![
         "Move the run, or all marked runs, into the trash; asks for confirmation"
     )
     .when(Condition::Any(&[Condition::RunsMarked, Condition::RunAllows])),
-    bind(&[Key::ch('w')], Action::Queue, "", "Show all entries of the queue, or only the first ones"),
+    bind(&[Key::ch('Q')], Action::Queue, "", "Show all entries of the queue, or only the first ones"),
     bind(&[Key::ch('y')], Action::CopyPath, "", "Copy the path of the run's folder"),
     bind(&[ESC], Action::Back, "", "Clear the marks, or the filter"),
 ];
@@ -492,8 +491,8 @@ const RUN: &[Binding] = &[
         .labels(&[(Condition::EventInLog, "log"), (Condition::PanelEnlarged, "restore")]),
     bind(&[Key::ch('z')], Action::Enlarge, "", "Enlarge the panel, or restore it"),
     bind(&[ESC], Action::Back, "back", "Restore the panel, or go back to the runs"),
-    bind(&[Key::ch('e')], Action::ExportSvg, "export", "Export the chart as SVG").when(Condition::ChartFocused),
-    bind(&[Key::ch('E')], Action::ExportPng, "", "Export the chart as PNG").when(Condition::ChartFocused),
+    bind(&[Key::ch('e')], Action::Export, "export", "Export the chart as SVG or PNG; asks for the file")
+        .when(Condition::ChartFocused),
     bind(&[Key::ch('p')], Action::Prompt, "new video", "Make a video of a prompt from the newest checkpoint")
         .when(Condition::RunSamples),
     bind(&[Key::ch('#')], Action::Note, "", "Write a note about the run; words with # are tags")
@@ -583,8 +582,8 @@ const COMPARE: &[Binding] = &[
     )
     .when(Condition::ChartsCompared),
     bind(&[Key::code(KeyCode::Left)], Action::CursorLeft, "", "Move the cursor left"),
-    bind(&[Key::ch('e')], Action::ExportSvg, "export", "Export the chart as SVG").when(Condition::ChartsCompared),
-    bind(&[Key::ch('E')], Action::ExportPng, "", "Export the chart as PNG").when(Condition::ChartsCompared),
+    bind(&[Key::ch('e')], Action::Export, "export", "Export the chart as SVG or PNG; asks for the file")
+        .when(Condition::ChartsCompared),
     bind(&[Key::ch('S')], Action::Smooth, "smooth", "Change smoothing: light, strong, off; the raw line stays visible")
         .when(Condition::ChartsCompared),
     bind(&[Key::ch('L')], Action::LogY, "log y", "Turn the logarithmic y axis on or off")
@@ -618,7 +617,7 @@ const STAGES: &[Binding] = with_motion![
         .when(Condition::StageHasRun),
     bind(&[ESC], Action::Back, "back", "Go back to the runs"),
     bind(
-        &[Key::ch('l')],
+        &[Key::ch('n')],
         Action::LaunchRecipe,
         "launch recipe",
         "Launch a recipe: type the arguments of vidtui launch"
@@ -634,48 +633,53 @@ const RECIPES: &[Binding] = with_motion![
     ),
     bind(&[Key::ch('/')], Action::Filter, "filter", "Filter recipes by folder, name or description")
         .shown_when(Condition::SeveralRecipes),
-    bind(&[Key::ch('l')], Action::LaunchRecipe, "other", "Launch any recipe: type the arguments of vidtui launch"),
+    bind(&[Key::ch('n')], Action::LaunchRecipe, "other", "Launch any recipe: type the arguments of vidtui launch"),
     bind(&[ESC], Action::Back, "back", "Clear the filter, or go back to the runs"),
 ];
 
 const FORM: &[Binding] = with_motion![
     bind(&[ENTER], Action::Accept, "start", "Start the run as shown, when all checks have passed"),
-    bind(&[Key::ch('s')], Action::SetKey, "set", "Override a key of the recipe: type section.key=value"),
-    bind(&[Key::ch('t')], Action::Targets, "target", "Choose where to run: this machine, a hostfile or a Slurm file")
+    bind(&[Key::ch('+')], Action::SetKey, "set", "Override a key of the recipe: type section.key=value"),
+    bind(&[Key::ch('T')], Action::Targets, "target", "Choose where to run: this machine, a hostfile or a Slurm file")
         .when(Condition::SeveralTargets),
     bind(&[Key::ch(' ')], Action::Toggle, "node", "Use the selected node, or leave it out")
         .when(Condition::SeveralTargetNodes),
-    bind(&[Key::ch('w')], Action::Waive, "waive", "Waive the selected check, or require it again")
+    bind(&[Key::ch('W')], Action::Waive, "waive", "Waive the selected check, or require it again")
         .when(Condition::CheckWaivable),
-    bind(&[Key::ch('c')], Action::Convert, "convert", "Convert the weights that the launch needs")
+    bind(&[Key::ch('C')], Action::Convert, "convert", "Convert the weights that the launch needs")
         .when(Condition::WeightsUnconverted),
     bind(&[Key::code(KeyCode::Tab)], Action::FocusNext, "panel", "Next panel: settings, target, checks, plan"),
     bind(
-        &[Key::ch('f')],
+        &[Key::ch('M')],
         Action::Fit,
         "fit",
         "Fit the mesh to the ranks of the target, or keep it; the batch stays the same"
     ),
-    bind(&[Key::ch('e')], Action::EditKey, "edit", "Override the selected key"),
-    bind(&[Key::ch('x')], Action::UnsetKey, "unset", "Remove the override of the selected key")
-        .when(Condition::KeysOverridden),
+    bind(&[Key::ch('=')], Action::EditKey, "edit", "Override the selected key"),
+    bind(
+        &[Key::code(KeyCode::Delete), Key::code(KeyCode::Backspace)],
+        Action::UnsetKey,
+        "unset",
+        "Remove the override of the selected key"
+    )
+    .when(Condition::KeysOverridden),
     bind(&[ESC], Action::Back, "back", "Discard the launch; nothing starts"),
-    bind(&[Key::ch('n')], Action::Ranks, "ranks", "Change the number of ranks on this machine")
+    bind(&[Key::ch('R')], Action::Ranks, "ranks", "Change the number of ranks on this machine")
         .when(Condition::TargetLocal),
     bind(&[Key::ch('i')], Action::Weights, "weights", "Choose the weights to start from: a checkpoint, or a run"),
     bind(&[Key::code(KeyCode::BackTab)], Action::FocusPrevious, "", "Previous panel"),
     bind(&[Key::ch('d')], Action::Defaults, "", "Show the keys with their default too, or hide them"),
-    bind(&[Key::ch('p')], Action::Push, "", "Copy the trainer to nodes where it is missing or differs: on or off"),
-    bind(&[Key::ch('R')], Action::CheckAgain, "", "Plan and check again"),
+    bind(&[Key::ch('u')], Action::Push, "", "Copy the trainer to nodes where it is missing or differs: on or off"),
+    bind(&[Key::ctrl('r')], Action::CheckAgain, "", "Plan and check again"),
 ];
 
 const CONVERT: &[Binding] = with_motion![
     bind(&[ENTER], Action::Edit, "edit", "Edit the path, or choose the next option"),
-    bind(&[Key::ch('c')], Action::Convert, "convert", "Convert as shown in the preview")
+    bind(&[Key::ch('C')], Action::Convert, "convert", "Convert as shown in the preview")
         .when(Condition::ConversionReady),
     bind(&[Key::ch('X')], Action::CancelWork, "cancel", "Cancel the conversion and remove its output")
         .when(Condition::ConversionRuns),
-    bind(&[Key::ch('r')], Action::Replace, "", "Replace the existing conversion, or keep it"),
+    bind(&[Key::ch('!')], Action::Replace, "", "Replace the existing conversion, or keep it"),
     bind(&[Key::code(KeyCode::Right), Key::ch(' ')], Action::OptionNext, "option", "Choose the next option"),
     bind(&[Key::code(KeyCode::Left)], Action::OptionPrevious, "", "Choose the previous option"),
     bind(&[ESC], Action::Back, "back", "Go back to the runs; a running conversion continues"),
@@ -683,13 +687,13 @@ const CONVERT: &[Binding] = with_motion![
 
 const ALERTS: &[Binding] = with_motion![
     bind(&[ENTER], Action::Open, "open run", "Open the run of the selected alert").when(Condition::AlertChosen),
-    bind(&[Key::ch('x')], Action::Acknowledge, "acknowledge", "Acknowledge the selected alert")
+    bind(&[Key::ch(' ')], Action::Acknowledge, "acknowledge", "Acknowledge the selected alert")
         .when(Condition::AlertUnanswered),
-    bind(&[Key::ch('X')], Action::AcknowledgeAll, "acknowledge all", "Acknowledge all open alerts")
+    bind(&[Key::ch('A')], Action::AcknowledgeAll, "acknowledge all", "Acknowledge all open alerts")
         .when(Condition::SeveralAlertsOpen),
-    bind(&[Key::ch('z')], Action::Snooze, "snooze run", "Send no alerts of this run for two hours")
+    bind(&[Key::ch('Z')], Action::Snooze, "snooze run", "Send no alerts of this run for two hours")
         .when(Condition::AlertChosen),
-    bind(&[Key::ch('t')], Action::TestAlerts, "test", "Send a test alert to every channel of alerts.toml"),
+    bind(&[Key::ch('!')], Action::TestAlerts, "test", "Send a test alert to every channel of alerts.toml"),
     bind(&[ESC], Action::Back, "back", "Go back"),
 ];
 
@@ -698,23 +702,23 @@ const LOGS: &[Binding] = with_motion![
     bind(&[Key::ch('/')], Action::Search, "search", "Search with a regular expression"),
     bind(&[Key::ch('n')], Action::SearchNext, "next", "Go to the next match").when(Condition::LogSearched),
     bind(&[Key::ch('N')], Action::SearchPrevious, "", "Go to the previous match").when(Condition::LogSearched),
-    bind(&[Key::ch('e')], Action::FirstError, "first error", "Go to the first error").when(Condition::LogHasError),
-    bind(&[Key::ch('l')], Action::NextLevel, "level", "Show all lines, warnings and errors, or only errors"),
-    bind(&[Key::ch('r')], Action::LogRanks, "ranks", "Show only the lines of some ranks: type 0-3,8")
+    bind(&[Key::ch('!')], Action::FirstError, "first error", "Go to the first error").when(Condition::LogHasError),
+    bind(&[Key::code(KeyCode::Tab)], Action::NextLevel, "level", "Show all lines, warnings and errors, or only errors"),
+    bind(&[Key::ch('R')], Action::LogRanks, "ranks", "Show only the lines of some ranks: type 0-3,8")
         .when(Condition::All(&[Condition::LogOfAllRanks, Condition::SeveralRanks])),
     bind(&[Key::ch(']')], Action::RankNext, "one rank", "Show the log of one rank; then of the next rank")
         .when(Condition::SeveralRanks),
     bind(&[Key::ch('[')], Action::RankPrevious, "", "Show the log of the previous rank").when(Condition::SeveralRanks),
-    bind(&[Key::ch('m')], Action::AllRanks, "all ranks", "Show the lines of all ranks in one log")
+    bind(&[Key::ch('0')], Action::AllRanks, "all ranks", "Show the lines of all ranks in one log")
         .when(Condition::LogOfOneRank),
-    bind(&[Key::ch('w')], Action::Wrap, "wrap", "Wrap long lines, or cut them"),
+    bind(&[Key::ch('|')], Action::Wrap, "wrap", "Wrap long lines, or cut them"),
     bind(
         &[ENTER],
         Action::Expand,
         "",
         "Show the text of each rank of the marked line, or fold it; a match, the first error or a click marks a line"
     ),
-    bind(&[Key::ch('u')], Action::Unfold, "", "Show the texts of all ranks of all lines, or fold equal lines"),
+    bind(&[Key::ch('A')], Action::Unfold, "", "Show the texts of all ranks of all lines, or fold equal lines"),
     bind(&[ESC], Action::Back, "back", "Clear the search or the filters, or go back to the run"),
 ];
 
@@ -747,15 +751,15 @@ const NODES: &[Binding] = with_motion![
         &[Key::ch(' ')],
         Action::Mark,
         "mark",
-        "Mark the node; the keys for processes and kill then apply to all marked"
+        "Mark the node and go to the next; the keys for processes and kill then apply to all marked"
     )
     .shown_when(Condition::SeveralNodes),
-    bind(&[Key::ch('p')], Action::Processes, "processes", "List the processes that use GPUs or belong to training")
+    bind(&[Key::ch('P')], Action::Processes, "processes", "List the processes that use GPUs or belong to training")
         .when(Condition::Any(&[Condition::NodeOpen, Condition::NodeChosen])),
     bind(&[Key::ch('K')], Action::Kill, "kill all", "Kill all your training on the marked nodes; shows the plan first")
         .when(Condition::Any(&[Condition::NodeOpen, Condition::NodeChosen])),
     bind(
-        &[Key::ch('m')],
+        &[Key::ch('h')],
         Action::HeatMap,
         "heat map",
         "Show a heat map of all GPUs: power, utilization, memory, temperature, step time; then the list"
@@ -782,20 +786,20 @@ const NODES: &[Binding] = with_motion![
         "Move left in the heat map, or move the cursor of the history to an earlier time"
     ),
     bind(
-        &[Key::ch('o')],
+        &[Key::ch('>')],
         Action::Sort,
         "sort",
         "Change the order: faults first, as listed, power, utilization, memory, …"
     )
     .shown_when(Condition::SeveralNodes),
-    bind(&[Key::ch('O')], Action::ReverseSort, "reverse", "Reverse the order").shown_when(Condition::OrderReversible),
+    bind(&[Key::ch('<')], Action::ReverseSort, "reverse", "Reverse the order").shown_when(Condition::OrderReversible),
     bind(&[Key::ch('/')], Action::Filter, "filter", "Filter nodes by name, state or fault")
         .shown_when(Condition::SeveralNodes),
     bind(&[ESC], Action::Back, "back", "Clear the marks or the filter, or go back"),
 ];
 
 const NODE: &[Binding] = with_motion![
-    bind(&[Key::ch('t')], Action::RawText, "nvidia-smi", "Show the output of nvidia-smi, or the tables"),
+    bind(&[Key::code(KeyCode::Tab)], Action::RawText, "nvidia-smi", "Show the output of nvidia-smi, or the tables"),
     bind(&[Key::ch('+'), Key::ch('=')], Action::ZoomIn, "", "Show a shorter part of the history"),
     bind(
         &[Key::ch('-'), Key::ch('_')],
@@ -813,7 +817,7 @@ const NODE: &[Binding] = with_motion![
     bind(&[Key::code(KeyCode::Left)], Action::CursorLeft, "", "Move the cursor of the history to an earlier time"),
     bind(&[Key::ch(']')], Action::NodeNext, "next node", "Show the next node").shown_when(Condition::SeveralNodes),
     bind(&[Key::ch('[')], Action::NodePrevious, "", "Show the previous node"),
-    bind(&[Key::ch('p')], Action::Processes, "processes", "List the processes that use GPUs or belong to training")
+    bind(&[Key::ch('P')], Action::Processes, "processes", "List the processes that use GPUs or belong to training")
         .when(Condition::Any(&[Condition::NodeOpen, Condition::NodeChosen])),
     bind(&[Key::ch('K')], Action::Kill, "kill all", "Kill all your training on the node; shows the plan first")
         .when(Condition::Any(&[Condition::NodeOpen, Condition::NodeChosen])),
@@ -823,8 +827,8 @@ const NODE: &[Binding] = with_motion![
 const PROCESSES: &[Binding] = with_motion![
     bind(&[Key::ch('K')], Action::Kill, "kill", "Kill the marked processes, or the selected one; shows the plan first")
         .when(Condition::ProcessesListed),
-    bind(&[Key::ch(' ')], Action::Mark, "mark", "Mark the process"),
-    bind(&[Key::ch('u')], Action::AllUsers, "all users", "Show the processes of all users, or only yours"),
+    bind(&[Key::ch(' ')], Action::Mark, "mark", "Mark the process and go to the next"),
+    bind(&[Key::ch('A')], Action::AllUsers, "all users", "Show the processes of all users, or only yours"),
     bind(&[ESC], Action::Back, "back", "Clear the marks, or go back"),
 ];
 
@@ -874,19 +878,19 @@ const CHECKPOINTS: &[Binding] = with_motion![
         "resume from it",
         "Resume from the selected checkpoint; shows the plan first"
     ),
-    bind(&[Key::ch('f')], Action::FreshData, "with fresh data", "Resume from it; the data order restarts"),
-    bind(&[Key::ch('w')], Action::WeightsOnly, "weights only", "Start a new run from its weights"),
+    bind(&[Key::ch('F')], Action::FreshData, "with fresh data", "Resume from it; the data order restarts"),
+    bind(&[Key::ch('i')], Action::WeightsOnly, "weights only", "Start a new run from its weights"),
     bind(&[Key::ch('n')], Action::NextStage, "next stage from it", "Start the next stage from its weights"),
-    bind(&[Key::ch('x')], Action::Convert, "convert", "Convert it on the Convert screen"),
-    bind(&[Key::ch('p')], Action::Pin, "pin", "Pin it, so that it stays when old checkpoints are removed; or unpin it"),
-    bind(&[Key::ch('d'), Key::code(KeyCode::Delete)], Action::Delete, "delete", "Delete it; asks first"),
+    bind(&[Key::ch('C')], Action::Convert, "convert", "Convert it on the Convert screen"),
+    bind(&[Key::ch('*')], Action::Pin, "pin", "Pin it, so that it stays when old checkpoints are removed; or unpin it"),
+    bind(&[Key::ch('D'), Key::code(KeyCode::Delete)], Action::Delete, "delete", "Delete it; asks first"),
     bind(&[ESC, Key::ch('q'), Key::ch('c')], Action::Cancel, "close", "Close the list"),
     ACTIONS,
 ];
 
 const TARGETS: &[Binding] = with_motion![
     bind(&[ENTER], Action::Accept, "choose", "Run on the selected target"),
-    bind(&[ESC, Key::ch('q'), Key::ch('t')], Action::Cancel, "cancel", "Keep the target"),
+    bind(&[ESC, Key::ch('q'), Key::ch('T')], Action::Cancel, "cancel", "Keep the target"),
     ACTIONS,
 ];
 
@@ -894,9 +898,14 @@ const PANELS: &[Binding] = with_motion![
     bind(&[Key::ch(' ')], Action::Toggle, "show or hide", "Show the selected panel, or hide it"),
     bind(&[Key::ch('[')], Action::MoveEarlier, "", "Move the selected panel up"),
     bind(&[Key::ch(']')], Action::MoveLater, "", "Move the selected panel down"),
-    bind(&[Key::ch('c')], Action::Columns, "columns", "Arrange all panels in a grid of 2, 3 or 4 columns, or as usual"),
+    bind(
+        &[Key::code(KeyCode::Tab)],
+        Action::Columns,
+        "columns",
+        "Arrange all panels in a grid of 2, 3 or 4 columns, or as usual"
+    ),
     bind(&[Key::ch('L')], Action::LogY, "log y", "Turn the logarithmic y axis of the selected chart on or off"),
-    bind(&[Key::ch('d')], Action::Defaults, "usual panels", "Show the usual panels"),
+    bind(&[Key::ch('0')], Action::Defaults, "usual panels", "Show the usual panels"),
     bind(
         &[ESC, ENTER, Key::ch('q'), Key::ch('m')],
         Action::Cancel,

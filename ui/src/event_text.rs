@@ -18,6 +18,11 @@ pub enum Severity {
     Bad,
 }
 
+/// Returns whether a list shows an event. The begin and the end of an evaluation are times for the goodput; its results are events too.
+pub fn is_listed(event: &Event) -> bool {
+    !matches!(event.kind, EventKind::EvaluationStarted | EventKind::EvaluationEnded)
+}
+
 /// Returns an event as a short sentence, and its severity.
 pub fn describe(event: &Event) -> (String, Severity) {
     match &event.kind {

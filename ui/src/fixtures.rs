@@ -547,7 +547,7 @@ impl Ui {
     /// The Compare screen of the runs of [`compared_runs`], one of them resumed, with their recipes.
     pub fn on_compare() -> Self {
         let mut ui = Self::with_runs(compared_runs());
-        ui.press("Space Space Space c");
+        ui.press("Space Space Space =");
         let recipe = |lr: &str, data: &str, frames: &str| {
             let keys = [
                 ("model.latent_frames", frames),

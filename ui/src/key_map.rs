@@ -305,7 +305,7 @@ mod tests {
         assert_eq!(keys.change(change(None, Action::Help, &[])), Err(KeyError::NoKey));
         let typed = change(Some(Context::Input), Action::Cancel, &["x"]);
         assert_eq!(keys.change(typed), Err(KeyError::Typed(Key::ch('x'))));
-        keys.change(change(None, Action::Quit, &["Q"])).unwrap();
+        keys.change(change(None, Action::Quit, &["F4"])).unwrap();
         keys.check().unwrap();
         for context in Context::ALL {
             assert_eq!(keys.action(context, ctrl_c), Some(Action::Quit), "{context:?}");

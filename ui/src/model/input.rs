@@ -45,6 +45,10 @@ pub enum Purpose {
     Resume,
     /// The note of a run.
     Note,
+    /// The file of an exported chart.
+    Export,
+    /// The file of an exported comparison.
+    ExportComparison,
     /// An overridden key of the launch form.
     Override,
     /// The number of ranks of the launch form.
@@ -64,7 +68,8 @@ impl Purpose {
             Self::ConvertSource | Self::ConvertTarget | Self::ConvertMerge => Screen::Convert,
             Self::Launch => Screen::Stages,
             Self::Prompt => Screen::Samples,
-            Self::Resume => Screen::Run,
+            Self::Resume | Self::Export => Screen::Run,
+            Self::ExportComparison => Screen::Compare,
             Self::Override | Self::Ranks | Self::Weights => Screen::Launch,
         }
     }
@@ -85,6 +90,7 @@ impl Purpose {
             Self::Prompt => "Prompt: ",
             Self::Resume => "Resume with: ",
             Self::Note => "Note: ",
+            Self::Export | Self::ExportComparison => "Export to: ",
             Self::Override => "Override: ",
             Self::Ranks => "Ranks: ",
             Self::Weights => "Weights: ",
@@ -99,6 +105,7 @@ impl Purpose {
             Self::Prompt => "TEXT --d SEED --s STEPS --g GUIDANCE",
             Self::Resume => "--set optimizer.lr=1e-5 --schedule keep --fresh-data --step STEP",
             Self::Note => "one line; words with # are tags",
+            Self::Export | Self::ExportComparison => "FILE.svg or FILE.png",
             Self::Override => "train.steps=100",
             Self::LogRanks => "0-3,8; empty: all ranks",
             Self::Ranks => "as many as the mesh has",

@@ -1,5 +1,6 @@
 //! State of an open run: its metrics, events and checkpoints, and how its charts are shown.
 
+use crate::event_text;
 use crate::fleet::gpu_value::StepTimes;
 use crate::layout::{Panel, RunContent};
 use crate::model::{SamplesScreen, Viewport};
@@ -110,7 +111,7 @@ impl RunScreen {
                 for event in &events {
                     self.marks.push(event, |t| self.series.x_at(Axis::Step, t));
                 }
-                self.events.extend(events);
+                self.events.extend(events.into_iter().filter(event_text::is_listed));
                 let excess = self.events.len().saturating_sub(MAX_EVENTS);
                 self.events.drain(..excess);
             }

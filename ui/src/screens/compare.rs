@@ -2,13 +2,15 @@
 //! between the recipes.
 
 use crate::bindings::{Action, Context};
-use crate::effect::{ComparisonSpec, Effect, ImageFormat, Request, Watch};
+use crate::effect::{ComparisonSpec, Effect, Request, Watch};
 use crate::jobs::Intent;
 use crate::layout;
-use crate::model::{CompareScreen, ComparedRun, MOST_COMPARED, Model, Quantity, Screen, Session, Viewport};
+use crate::model::{
+    CompareScreen, ComparedRun, Input, MOST_COMPARED, Model, Purpose, Quantity, Screen, Session, Viewport,
+};
 use crate::msg::RunMsg;
 use crate::run_state::{StateKind, short_id};
-use crate::screens::run::smoothing_words;
+use crate::screens::run::{export_file, smoothing_words};
 use crate::screens::{Behaviour, Press, compare_recipes};
 use crate::series::{Axis, SMOOTHING};
 use crate::text;
@@ -54,6 +56,13 @@ impl Behaviour for Compare {
     fn on_action(&self, model: &mut Model, action: Action) -> Vec<Effect> {
         let Some(mut open) = model.screens.compare.take() else { return Vec::new() };
         let effects = on_action(model, &mut open, action);
+        model.screens.compare = Some(open);
+        effects
+    }
+
+    fn on_entered(&self, model: &mut Model, input: Input) -> Vec<Effect> {
+        let Some(open) = model.screens.compare.take() else { return Vec::new() };
+        let effects = export(model, &open, &input.text);
         model.screens.compare = Some(open);
         effects
     }
@@ -199,18 +208,28 @@ fn on_action(model: &mut Model, open: &mut CompareScreen, action: Action) -> Vec
         Action::ZoomIn => open.zoom(0.5, None),
         Action::ZoomOut => open.zoom(2.0, None),
         Action::ResetView => open.view = Viewport::default(),
-        Action::ExportSvg => return export(model, open, ImageFormat::Svg),
-        Action::ExportPng => return export(model, open, ImageFormat::Png),
+        Action::Export => ask_export(model, open),
         _ => {}
     }
     Vec::new()
 }
 
-fn export(model: &mut Model, open: &CompareScreen, format: ImageFormat) -> Vec<Effect> {
+/// Opens the input for the file of the exported comparison, with a proposed name.
+fn ask_export(model: &mut Model, open: &CompareScreen) {
     if lines(model, open, &open.quantity).is_empty() {
         model.warn("There is nothing to export: no run has logged this metric yet");
-        return Vec::new();
+        return;
     }
+    // The names of all runs would make the file name too long.
+    let mut shown = open.runs.iter().filter(|run| !run.hidden);
+    let Some(first) = shown.next() else { return };
+    let metric = open.quantity.name().replace(|c: char| !is_name_char(c) && c != '_', "-");
+    let proposed = format!("{}-and-{}-{metric}.svg", short_id(&first.id), shown.count());
+    model.input = Some(Input::new(Purpose::ExportComparison, proposed));
+}
+
+fn export(model: &mut Model, open: &CompareScreen, typed: &str) -> Vec<Effect> {
+    let Some((to, _)) = export_file(model, typed) else { return Vec::new() };
     let comparison = ComparisonSpec {
         runs: open.runs.iter().filter(|run| !run.hidden).map(|run| run.id.clone()).collect(),
         metric: open.quantity.name().to_owned(),
@@ -219,11 +238,6 @@ fn export(model: &mut Model, open: &CompareScreen, format: ImageFormat) -> Vec<E
         log_y: open.log_y.contains(&open.quantity),
         smoothing: open.smoothing.map(|level| SMOOTHING[level]),
     };
-    // The names of all runs would make the file name too long.
-    let extension = if format == ImageFormat::Svg { "svg" } else { "png" };
-    let (first, more) = (short_id(&comparison.runs[0]), comparison.runs.len() - 1);
-    let metric = comparison.metric.replace(|c: char| !is_name_char(c) && c != '_', "-");
-    let to = model.export_dir.join(format!("{first}-and-{more}-{metric}.{extension}"));
     let job = model.jobs.start(Intent::Export);
     vec![Effect::Job { job, request: Request::ExportComparison { comparison, to } }]
 }

@@ -7,7 +7,7 @@ use crate::goodput_text;
 use crate::jobs::Intent;
 use crate::layout::{self, Panel, RunAreas, RunContent};
 use crate::model::{
-    CheckpointsDialog, Input, LogsScreen, Modal, Model, PanelsDialog, RunScreen, Screen, Session, SoughtEvent,
+    CheckpointsDialog, Input, LogsScreen, Modal, Model, PanelsDialog, Purpose, RunScreen, Screen, Session, SoughtEvent,
 };
 use crate::msg::RunRow;
 use crate::panel_set;
@@ -22,6 +22,7 @@ use crate::series::{SMOOTHING, Track};
 use crate::widgets::line_chart::ChartLine;
 use crate::widgets::shared_axis::SharedAxis;
 use crate::widgets::{failure_lines, panel, progress, state, write, write_centered, write_lines, write_split};
+use camino::Utf8PathBuf;
 use cluster::NodeId;
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::{Position, Rect};
@@ -121,8 +122,7 @@ impl Behaviour for Run {
                     model.panels.toggle_log(chart, &run.series);
                 }
             }
-            Action::ExportSvg => return export(model, ImageFormat::Svg),
-            Action::ExportPng => return export(model, ImageFormat::Png),
+            Action::Export => ask_export(model),
             other => return run_actions::act(model, other),
         }
         Vec::new()
@@ -218,7 +218,10 @@ impl Behaviour for Run {
     }
 
     fn on_entered(&self, model: &mut Model, input: Input) -> Vec<Effect> {
-        run_actions::resume_with(model, input.text)
+        match input.purpose {
+            Purpose::Export => export(model, &input.text),
+            _ => run_actions::resume_with(model, input.text),
+        }
     }
 
     fn save(&self, model: &Model, session: &mut Session) {
@@ -322,34 +325,62 @@ fn chart_columns(model: &Model, run: &RunScreen) -> usize {
     area.map_or(1, |(_, area)| usize::from(area.width.saturating_sub(8)).max(1))
 }
 
-fn export(model: &mut Model, format: ImageFormat) -> Vec<Effect> {
-    let Some(run) = &model.screens.run else { return Vec::new() };
+/// Opens the input for the file of the exported chart, with a proposed name.
+fn ask_export(model: &mut Model) {
+    let Some(run) = &model.screens.run else { return };
     let Some(chart) = run.focused_chart() else {
         model.warn(format!(
             "Only charts can be exported. Press {} to select one.",
             model.keys.name(Context::Run, Action::FocusNext)
         ));
-        return Vec::new();
+        return;
     };
     if run.series.live().is_empty() {
         model.warn("There is nothing to export before the first step");
-        return Vec::new();
+        return;
     }
-    let title = short_id(&run.id).to_owned();
-    let extension = if format == ImageFormat::Svg { "svg" } else { "png" };
-    let (plotted, name) = match chart {
+    if let Some((_, name)) = plotted(run, chart) {
+        let proposed = format!("{}-{name}.svg", short_id(&run.id));
+        model.input = Some(Input::new(Purpose::Export, proposed));
+    }
+}
+
+/// Returns a chart as an export draws it, and its name in a file name. Returns `None` for a panel that is no chart.
+fn plotted(run: &RunScreen, chart: Panel) -> Option<(PlottedChart, String)> {
+    Some(match chart {
         Panel::Metric(metric) => (PlottedChart::Metric(METRICS[metric].name), METRICS[metric].name.to_owned()),
         Panel::Named(number) => {
             let name = run.series.names().get(number).cloned().unwrap_or_default();
             (PlottedChart::Named(name.clone()), name.replace(|c: char| !is_name_char(c), "-"))
         }
         Panel::Chart(chart) => (PlottedChart::Chart(chart), chart.info(run_panels::has_power(run)).name.to_owned()),
-        _ => return Vec::new(),
+        _ => return None,
+    })
+}
+
+/// Returns the file and the format of an export; `None`, with a warning, if the name has another ending than `.svg` and `.png`.
+pub(super) fn export_file(model: &mut Model, typed: &str) -> Option<(Utf8PathBuf, ImageFormat)> {
+    let to = model.export_dir.join(typed.trim());
+    let format = match to.extension() {
+        Some("svg") => ImageFormat::Svg,
+        Some("png") => ImageFormat::Png,
+        _ => {
+            model.warn("A chart is exported to a file that ends in .svg or .png");
+            return None;
+        }
     };
-    let to = model.export_dir.join(format!("{title}-{name}.{extension}"));
+    Some((to, format))
+}
+
+fn export(model: &mut Model, typed: &str) -> Vec<Effect> {
+    let Some((to, format)) = export_file(model, typed) else { return Vec::new() };
+    let Some(run) = &model.screens.run else { return Vec::new() };
+    let Some((chart, (plotted, _))) = run.focused_chart().and_then(|chart| Some((chart, plotted(run, chart)?))) else {
+        return Vec::new();
+    };
     let chart = ChartSpec {
         run: run.id.clone(),
-        title,
+        title: short_id(&run.id).to_owned(),
         chart: plotted,
         x: run.x,
         window: run.view.span.map(|_| run.window()),

@@ -77,7 +77,7 @@ fn list(ui: &mut Ui, name: &str, listed: Result<NodeProcesses, Failure>) {
 /// The Processes screen with two nodes, of which one is unreachable.
 pub(super) fn on_processes() -> Ui {
     let mut ui = on_nodes();
-    ui.press("Space Space p");
+    ui.press("Space Space P");
     list(&mut ui, "gpu001", Ok(of_node("gpu001", processes())));
     list(&mut ui, "gpu002", Err(away("gpu002")));
     ui
@@ -141,9 +141,9 @@ fn the_processes_of_marked_nodes_are_listed_while_they_are_shown() {
     assert!(watches(&ui.model).contains(&watch));
     let shown = |ui: &Ui| ui.model.screens.processes.as_ref().unwrap().rows().len();
     assert_eq!(shown(&ui), 3);
-    ui.press("u");
+    ui.press("A");
     assert_eq!(shown(&ui), 4);
-    ui.press("u Esc");
+    ui.press("A Esc");
     assert!(!watches(&ui.model).contains(&watch));
 }
 
@@ -158,7 +158,7 @@ fn processes_show_owner_run_rank_age_memory_and_orphans() {
 #[test]
 fn nodes_without_training_processes_show_a_note() {
     let mut ui = on_nodes();
-    ui.press("p");
+    ui.press("P");
     insta::assert_snapshot!("processes_loading_80x24", ui.screen());
     list(&mut ui, "gpu001", Ok(of_node("gpu001", vec![])));
     insta::assert_snapshot!("processes_none_80x24", ui.screen());
@@ -276,8 +276,8 @@ fn a_resume_from_a_checkpoint_restores_what_its_key_names_and_shows_the_plan() {
     let keys = [
         ("Enter", ResumeKind::Everything),
         ("r", ResumeKind::Everything),
-        ("f", ResumeKind::FreshData),
-        ("w", ResumeKind::WeightsOnly),
+        ("F", ResumeKind::FreshData),
+        ("i", ResumeKind::WeightsOnly),
     ];
     for (key, kind) in keys {
         let mut ui = with_checkpoints();
@@ -304,7 +304,7 @@ fn a_checkpoint_can_start_the_next_stage_be_converted_and_pinned() {
         "{effects:?}"
     );
     let mut ui = with_checkpoints();
-    let effects = ui.press("j x");
+    let effects = ui.press("j C");
     let [Effect::Job { request: Request::PlanConvert { options, .. }, .. }] = &effects[..] else {
         panic!("{effects:?}")
     };
@@ -314,13 +314,13 @@ fn a_checkpoint_can_start_the_next_stage_be_converted_and_pinned() {
         [Effect::Job { request: Request::PinCheckpoint { step, is_pinned, .. }, .. }] => (step, is_pinned),
         ref other => panic!("{other:?}"),
     };
-    assert_eq!((pins("j p"), pins("G p")), ((80, true), (20, false)));
+    assert_eq!((pins("j *"), pins("G *")), ((80, true), (20, false)));
 }
 
 #[test]
 fn deleting_a_checkpoint_shows_who_started_from_it_and_asks() {
     let mut ui = with_checkpoints();
-    let (job, request) = requested(ui.press("j d"));
+    let (job, request) = requested(ui.press("j D"));
     assert_eq!(request, ActionRequest::DeleteCheckpoint { run: stage_1(), step: 80 });
     let uses = vec![CheckpointUse { run: stage_2(), of: UseOf::Start, is_active: false }];
     let delete = CheckpointDelete {

@@ -77,10 +77,10 @@ fn keys_acknowledge_snooze_test_and_open() {
         other => panic!("{other:?}"),
     };
     let id = |id: &str| Some(id.to_owned());
-    assert_eq!(muted(ui.press("x")), (vec![(stage_1(), id("3f9c20aa"))], None));
-    assert_eq!(muted(ui.press("X")), (vec![(stage_1(), id("3f9c20aa")), (stage_1(), id("77aa00ff"))], None));
-    assert_eq!(muted(ui.press("j z")), (vec![(stage_2(), None)], Some(NOW + 7200.0)));
-    assert!(matches!(ui.press("t")[..], [Effect::Job { request: Request::TestAlerts, .. }]));
+    assert_eq!(muted(ui.press("Space")), (vec![(stage_1(), id("3f9c20aa"))], None));
+    assert_eq!(muted(ui.press("A")), (vec![(stage_1(), id("3f9c20aa")), (stage_1(), id("77aa00ff"))], None));
+    assert_eq!(muted(ui.press("j Z")), (vec![(stage_2(), None)], Some(NOW + 7200.0)));
+    assert!(matches!(ui.press("!")[..], [Effect::Job { request: Request::TestAlerts, .. }]));
     // The selected alert stays selected when a newer one arrives.
     let newest = alert("00000000", 0.0, AlertKind::Failed, "rank 0 died");
     ui.send(Msg::Alerts([vec![newest], all()].concat()));

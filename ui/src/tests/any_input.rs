@@ -333,7 +333,7 @@ proptest! {
                 ui.press("3");
                 let nodes = (0..5).map(|i| Node { id: NodeId::new(format!("n{i}")).unwrap(), slots: 1 }.into()).collect();
                 ui.send(Msg::Nodes { of: FleetSource::Given, nodes: Ok(nodes) });
-                ui.press("m");
+                ui.press("h");
                 ui
             }
             2 => Ui::on_logs(vec!["one line".into(); 60]),
@@ -416,7 +416,7 @@ fn every_screen_and_dialog_draws_at_every_small_size() {
     let mut help = Ui::on_run(running(83));
     help.press("?");
     uis.push(help);
-    for keys in ["Tab", "Tab Tab", "Tab Tab Tab", "s t r"] {
+    for keys in ["Tab", "Tab Tab", "Tab Tab Tab", "+ t r"] {
         let mut form = super::launch_form::with_nodes();
         super::launch_form::answer(&mut form, super::launch_form::some_failed(true));
         form.press(keys);

@@ -32,7 +32,7 @@ fn compare_recipes() {
 #[test]
 fn compare_loading() {
     let mut ui = Ui::with_runs(compared_runs());
-    ui.press("Space Space c");
+    ui.press("Space Space =");
     picture("compare_loading", ui);
 }
 
@@ -47,11 +47,11 @@ fn compare_with_a_run_that_is_lost() {
 #[test]
 fn only_two_to_eight_marked_runs_can_be_compared() {
     let mut ui = Ui::with_runs(compared_runs());
-    ui.press("Space c");
+    ui.press("Space =");
     assert!(ui.model.screen == model::Screen::Runs && ui.model.notice.as_ref().unwrap().is_warning);
     let many = (0..9).map(|n| row(id(&format!("2026-11-20T0340-demo-r{n}")), "2s", runstate::RunState::Finished, 9));
     let mut ui = Ui::with_runs(many.collect());
-    ui.press("Space Space Space Space Space Space Space Space Space c");
+    ui.press("Space Space Space Space Space Space Space Space Space =");
     assert!(ui.model.screen == model::Screen::Runs && ui.model.notice.as_ref().unwrap().is_warning);
 }
 
@@ -80,7 +80,7 @@ fn runs_are_aligned_by_steps_time_and_tokens() {
 #[test]
 fn tokens_are_left_out_where_no_run_logs_them() {
     let mut ui = Ui::with_runs(compared_runs());
-    ui.press("Space Space c");
+    ui.press("Space Space =");
     for row in compared_runs() {
         ui.send(Msg::Run { run: row.run, what: RunMsg::Metrics((1..9).map(|step| sample(1, step)).collect()) });
     }
@@ -128,7 +128,7 @@ fn the_next_metric_is_one_that_was_measured() {
 fn a_series_of_imported_runs_is_compared_by_its_name() {
     let mut ui = Ui::with_runs(compared_runs());
     ui.resize(160, 48);
-    ui.press("Space Space Space c");
+    ui.press("Space Space Space =");
     for (number, row) in compared_runs().into_iter().enumerate() {
         let aux = |step: u64| {
             let other = [("val/psnr".to_owned(), Some(20.0 + number as f64 + (step as f64).ln()))];
@@ -140,12 +140,12 @@ fn a_series_of_imported_runs_is_compared_by_its_name() {
     ui.press("Shift-Tab");
     assert_eq!(compared(&ui).quantity, model::Quantity::Named("val/psnr".into()));
     assert!(ui.screen().contains("val/psnr"), "{}", ui.screen());
-    let effects = ui.press("E");
+    let effects = ui.press("e Enter");
     let [Effect::Job { request: Request::ExportComparison { comparison, to, .. }, .. }] = &effects[..] else {
         panic!("{effects:?}")
     };
     assert_eq!(comparison.metric, "val/psnr");
-    assert!(to.as_str().ends_with("-val-psnr.png"), "{to}");
+    assert!(to.as_str().ends_with("-val-psnr.svg"), "{to}");
 }
 
 #[test]
@@ -181,7 +181,7 @@ fn only_keys_that_differ_are_listed() {
 #[test]
 fn a_recipe_that_lacks_a_key_differs_in_it_and_one_that_is_loading_does_not() {
     let mut ui = Ui::with_runs(compared_runs());
-    ui.press("Space Space Space c");
+    ui.press("Space Space Space =");
     let runs: Vec<_> = compared_runs().into_iter().map(|row| row.run).collect();
     let recipe = |keys: &[&str]| RunMsg::Recipe(keys.iter().map(|key| (key.to_string(), "1".into())).collect());
     ui.send(Msg::Run { run: runs[0].clone(), what: recipe(&["train.steps", "train.seed"]) });
@@ -194,14 +194,15 @@ fn a_recipe_that_lacks_a_key_differs_in_it_and_one_that_is_loading_does_not() {
 #[test]
 fn a_comparison_of_the_same_runs_keeps_its_settings() {
     let mut ui = Ui::on_compare();
-    ui.press("Tab S Esc c");
+    ui.press("Tab S Esc =");
     assert_eq!((compared(&ui).quantity.name(), compared(&ui).smoothing), ("grad_norm", Some(0)));
 }
 
 #[test]
 fn a_comparison_is_exported_as_it_is_on_the_screen() {
     let mut ui = Ui::on_compare();
-    let effects = ui.press("Tab x S L E");
+    assert!(ui.press("Tab x S L e").is_empty(), "the file is asked for first");
+    let effects = ui.press("Enter");
     let [Effect::Job { request: Request::ExportComparison { comparison, to, .. }, .. }] = &effects[..] else {
         panic!("{effects:?}")
     };
@@ -209,8 +210,8 @@ fn a_comparison_is_exported_as_it_is_on_the_screen() {
     let ComparisonSpec { x, window, log_y, smoothing, .. } = comparison.clone();
     assert_eq!((&comparison.runs, x, window, log_y), (&runs, series::Axis::Time, None, true));
     assert!(smoothing.is_some() && comparison.metric != "loss");
-    assert_eq!(to.as_str(), format!("/home/ada/vidtui/demo-2s-k7f2-and-2-{}.png", comparison.metric));
+    assert_eq!(to.as_str(), format!("/home/ada/vidtui/demo-2s-k7f2-and-2-{}.svg", comparison.metric));
     let mut empty = Ui::with_runs(compared_runs());
-    assert!(empty.press("Space Space c e").is_empty());
+    assert!(empty.press("Space Space = e").is_empty());
     assert!(empty.model.notice.as_ref().is_some_and(|notice| notice.is_warning));
 }

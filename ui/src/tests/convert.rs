@@ -53,10 +53,10 @@ fn the_first_key_replaces_the_proposed_target_but_not_a_chosen_one() {
 fn the_shown_preview_is_the_one_that_is_executed() {
     let shown = convert_preview();
     let mut ui = Ui::on_convert(shown.clone());
-    let effects = ui.press("c");
+    let effects = ui.press("C");
     let [Effect::Job { request: Request::Convert { preview, .. }, .. }] = &effects[..] else { panic!("{effects:?}") };
     assert_eq!(*preview, shown);
-    assert!(ui.press("c").is_empty(), "one conversion at a time");
+    assert!(ui.press("C").is_empty(), "one conversion at a time");
 }
 
 #[test]
@@ -66,14 +66,14 @@ fn an_answer_to_an_earlier_request_is_ignored() {
     let second = job_of(&ui.press("Right"));
     ui.answer(first, JobMsg::ConvertPlanned(convert_preview()));
     assert!(matches!(ui.model.screens.convert.preview, Preview::Requested(job) if job == second));
-    assert!(ui.press("c").is_empty(), "the options have changed since the preview");
+    assert!(ui.press("C").is_empty(), "the options have changed since the preview");
 }
 
 #[test]
 fn an_impossible_conversion_is_not_executed() {
     let mut preview = convert_preview();
     preview.refusal = Some(failure());
-    assert!(Ui::on_convert(preview).press("c").is_empty());
+    assert!(Ui::on_convert(preview).press("C").is_empty());
 }
 
 #[test]
@@ -82,17 +82,17 @@ fn an_existing_target_is_replaced_only_after_a_preview_with_permission() {
     (preview.refusal, preview.in_the_way) = (Some(failure()), true);
     let mut ui = Ui::on_convert(preview.clone());
     insta::assert_snapshot!("convert_with_an_existing_target_80x24", ui.screen());
-    let effects = ui.press("r");
+    let effects = ui.press("!");
     let [Effect::Job { job, request: Request::PlanConvert { options } }] = &effects[..] else { panic!("{effects:?}") };
     assert!(options.replace);
-    assert!(ui.press("c").is_empty(), "the preview is shown first");
+    assert!(ui.press("C").is_empty(), "the preview is shown first");
     (preview.refusal, preview.options) = (None, options.clone());
     ui.answer(*job, JobMsg::ConvertPlanned(preview));
     insta::assert_snapshot!("convert_that_replaces_the_target_80x24", ui.screen());
-    let job = job_of(&ui.press("c"));
+    let job = job_of(&ui.press("C"));
     ui.answer(job, JobMsg::Done(Outcome::Converted("/x".into())));
     assert!(!ui.model.screens.convert.options.replace, "the permission applies to one conversion only");
-    assert!(ui.press("c").is_empty(), "the conversion has finished");
+    assert!(ui.press("C").is_empty(), "the conversion has finished");
 }
 
 #[test]
@@ -100,14 +100,14 @@ fn the_permission_to_replace_one_folder_does_not_apply_to_another() {
     let mut preview = convert_preview();
     preview.in_the_way = true;
     let mut ui = Ui::on_convert(preview);
-    ui.press("r Down Enter Left Right");
+    ui.press("! Down Enter Left Right");
     ui.type_in("2");
     let effects = ui.press("Enter");
     let [Effect::Job { request: Request::PlanConvert { options, .. }, .. }] = &effects[..] else {
         panic!("{effects:?}")
     };
     assert!(options.target.as_str().ends_with("-internal2") && !options.replace);
-    assert!(Ui::on_convert(convert_preview()).press("r").is_empty(), "there is no existing conversion");
+    assert!(Ui::on_convert(convert_preview()).press("!").is_empty(), "there is no existing conversion");
 }
 
 #[test]
@@ -129,7 +129,7 @@ fn an_adapter_to_merge_can_be_set_and_removed() {
 #[test]
 fn a_cancelled_conversion_clears_the_screen() {
     let mut ui = Ui::on_convert(convert_preview());
-    let job = job_of(&ui.press("c"));
+    let job = job_of(&ui.press("C"));
     let effects = ui.press("X");
     assert!(matches!(effects[..], [Effect::StopJob(stopped)] if stopped == job));
     assert!(ui.model.screens.convert.work.as_ref().unwrap().stopping);
@@ -141,7 +141,7 @@ fn a_cancelled_conversion_clears_the_screen() {
 #[test]
 fn after_a_failed_conversion_another_can_start() {
     let mut ui = Ui::on_convert(convert_preview());
-    let job = job_of(&ui.press("c"));
+    let job = job_of(&ui.press("C"));
     ui.answer(job, JobMsg::Failed(failure()));
     assert!(ui.model.screens.convert.work.is_none() && ui.model.modal.is_some());
 }

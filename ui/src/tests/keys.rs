@@ -54,3 +54,47 @@ fn the_key_bar_shows_only_possible_actions() {
     let stopped = bar(row(stage_1(), "2s", runstate::RunState::Stopped, 97));
     insta::assert_snapshot!("key_bars_of_a_running_and_a_stopped_run", format!("{running}\n{stopped}"));
 }
+
+/// Actions that have one meaning on different screens, so that they share a letter.
+const SAME: &[&[Action]] = &[
+    &[Action::NewRun, Action::NextStage, Action::LaunchRecipe],
+    &[Action::Recipes, Action::Defaults],
+    &[Action::RankMap, Action::Ranks, Action::LogRanks],
+    &[Action::AllUsers, Action::Unfold, Action::AcknowledgeAll],
+    &[Action::Weights, Action::WeightsOnly],
+];
+/// Actions with the letters that other programs use for them: matches of a search, and the answers to a question.
+const USUAL: &[Action] =
+    &[Action::SearchNext, Action::SearchPrevious, Action::Yes, Action::No, Action::Cancel, Action::Quit];
+
+#[test]
+fn a_letter_has_one_meaning_on_all_screens_and_the_table_of_the_documents_lists_it() {
+    let page = std::fs::read_to_string("../docs/console.md").unwrap();
+    let mut letters: std::collections::BTreeMap<char, Vec<(&str, Action)>> = std::collections::BTreeMap::new();
+    for context in Context::ALL {
+        for binding in context.bindings().iter().filter(|binding| !USUAL.contains(&binding.action)) {
+            for key in binding.keys.iter().filter(|key| !key.ctrl && !key.alt) {
+                let KeyCode::Char(letter) = key.code else { continue };
+                if letter.is_ascii_alphabetic() {
+                    letters.entry(letter).or_default().push((context.title(), binding.action));
+                }
+            }
+        }
+    }
+    for (letter, uses) in &letters {
+        let meaning = |action: &Action| SAME.iter().position(|same| same.contains(action)).ok_or(*action);
+        let first = meaning(&uses[0].1);
+        assert!(uses.iter().all(|(_, action)| meaning(action) == first), "{letter}: {uses:?}");
+        // Every list has the keys for moving.
+        let places: Vec<&str> = uses.iter().map(|(title, _)| *title).collect();
+        let places = if "jkgG".contains(*letter) { "every list".to_owned() } else { places.join(", ") };
+        let row = page.lines().find(|line| line.starts_with(&format!("| `{letter}` |")));
+        let listed = row.and_then(|row| row.trim_end_matches(" |").rsplit("| ").next());
+        assert_eq!(listed, Some(places.as_str()), "{letter}");
+    }
+    let rows = page.lines().filter(|line| line.len() > 6 && line.starts_with("| `") && &line[4..6] == "` ").count();
+    let global = Context::Runs.global().iter().flat_map(|binding| binding.keys);
+    let global =
+        global.filter(|key| !key.ctrl && matches!(key.code, KeyCode::Char(c) if c.is_ascii_alphabetic())).count();
+    assert_eq!(rows, letters.len() + global, "a letter of the table has no action");
+}

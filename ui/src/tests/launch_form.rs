@@ -83,7 +83,7 @@ pub(super) fn some_failed(is_complete: bool) -> DraftMsg {
 /// The form before the first answer of the shell.
 pub(super) fn on_form() -> Ui {
     let mut ui = Ui::with_runs(vec![]);
-    ui.press("5 l");
+    ui.press("5 n");
     ui.type_in("x");
     let effects = ui.press("Enter");
     let [Effect::Job { job, request: Request::ReadLaunch { .. } }] = effects[..] else { panic!("{effects:?}") };
@@ -108,7 +108,7 @@ pub(super) fn with_plan() -> Ui {
 /// The form with a hostfile of three nodes, of which one is busy and one is unreachable.
 pub(super) fn with_nodes() -> Ui {
     let mut ui = with_plan();
-    ui.press("t j Enter");
+    ui.press("T j Enter");
     let of = FleetSource::Hostfile("hostfiles/gpus.txt".into());
     let nodes = ["gpu01", "gpu02", "gpu03"].map(|name| Node { id: named(name), slots: 8 }.into());
     ui.send(Msg::Nodes { of, nodes: Ok(nodes.to_vec()) });
@@ -205,16 +205,16 @@ fn a_failed_check_refuses_the_start_until_it_is_waived_by_name() {
     answer(&mut ui, some_failed(true));
     assert!(ui.press("Enter").is_empty() && is_warned(&ui));
     // The first failed check is selected, and it cannot be waived.
-    ui.press("w");
+    ui.press("W");
     assert!(draft(&ui).waived.is_empty() && is_warned(&ui));
-    ui.press("j w");
+    ui.press("j W");
     assert_eq!(draft(&ui).waived, ["clock"]);
     assert!(ui.press("Enter").is_empty(), "the plan without the check is not there yet");
     answer(&mut ui, planned(launch_plan(vec![])));
     let skew = Failure::new(ErrorCode::ClockSkew, "a", "b", "c");
     answer(&mut ui, checked(vec![row("clock", Some("gpu02"), PreflightResult::Waived(skew), true)], true));
     assert!(matches!(&ui.press("Enter")[..], [Effect::Job { request: Request::LaunchDraft { .. }, .. }]));
-    ui.press("w");
+    ui.press("W");
     assert!(draft(&ui).waived.is_empty());
 }
 
@@ -231,7 +231,7 @@ fn a_launch_that_cannot_be_planned_is_refused_with_the_reason() {
 fn answers_to_an_earlier_draft_are_ignored() {
     let mut ui = with_plan();
     let before = Box::new(draft(&ui).clone());
-    ui.press("f");
+    ui.press("M");
     assert_eq!(draft(&ui).fit, Fit::ToTarget);
     assert!(ui.model.screens.form.as_ref().unwrap().plan.is_none(), "the plan does not fit the draft any more");
     ui.send(Msg::Draft { draft: before, what: planned(launch_plan(vec![])) });
@@ -241,7 +241,7 @@ fn answers_to_an_earlier_draft_are_ignored() {
 #[test]
 fn an_override_is_completed_checked_and_shown_with_its_origin() {
     let mut ui = with_plan();
-    ui.press("s");
+    ui.press("+");
     ui.type_in("train.st");
     ui.press("Tab");
     assert_eq!(ui.model.input.as_ref().unwrap().text, "train.steps=");
@@ -259,17 +259,17 @@ fn an_override_is_completed_checked_and_shown_with_its_origin() {
     };
     assert_eq!(origin(&ui), Origin::Flag("train.steps=30".into()));
     // The key of the last override is selected.
-    ui.press("x");
+    ui.press("Delete");
     assert_eq!(draft(&ui).sets, ["data.index=/data/clips"]);
     assert!(matches!(origin(&ui), Origin::File { .. }));
-    ui.press("e");
+    ui.press("=");
     assert_eq!(ui.model.input.as_ref().unwrap().text, "train.steps=20");
 }
 
 #[test]
 fn overrides_that_contradict_the_mesh_are_shown_and_another_override_resolves_them() {
     let mut ui = with_plan();
-    ui.press("s");
+    ui.press("+");
     ui.type_in("mesh.dp_shard=3");
     picture("form_contradiction", Ui { model: ui.model.clone() });
     ui.press("Enter");
@@ -277,7 +277,7 @@ fn overrides_that_contradict_the_mesh_are_shown_and_another_override_resolves_th
     assert_eq!(ui.model.screens.form.as_ref().unwrap().broken.as_ref().unwrap().kind, recipe::RecipeErrorKind::Mesh);
     assert!(ui.press("Enter").is_empty() && is_warned(&ui));
     picture("form_broken", Ui { model: ui.model.clone() });
-    ui.press("s");
+    ui.press("+");
     ui.type_in("train.global_batch=6");
     ui.press("Enter");
     assert_eq!(ui.model.screens.form.as_ref().unwrap().broken, None);
@@ -286,16 +286,16 @@ fn overrides_that_contradict_the_mesh_are_shown_and_another_override_resolves_th
 #[test]
 fn wrong_text_of_each_field_stays_open_and_changes_nothing() {
     let wrong = [
-        ("s", "train.step=3"),
-        ("s", "train.steps"),
-        ("s", "nonsense"),
-        ("s", "train.steps=0"),
-        ("s", "encode.fps=3"),
-        ("s", "base=x.toml"),
-        ("n", "0"),
-        ("n", "two"),
-        ("n", "-1"),
-        ("n", "1000000"),
+        ("+", "train.step=3"),
+        ("+", "train.steps"),
+        ("+", "nonsense"),
+        ("+", "train.steps=0"),
+        ("+", "encode.fps=3"),
+        ("+", "base=x.toml"),
+        ("R", "0"),
+        ("R", "two"),
+        ("R", "-1"),
+        ("R", "1000000"),
     ];
     for (key, text) in wrong {
         let mut ui = with_plan();
@@ -308,13 +308,13 @@ fn wrong_text_of_each_field_stays_open_and_changes_nothing() {
         assert!(ui.model.input.is_none() && ui.model.screens.form.is_some());
     }
     let mut ui = with_plan();
-    ui.press("n");
+    ui.press("R");
     ui.type_in("4");
     ui.press("Enter i");
     ui.type_in("latest");
     ui.press("Enter");
     assert_eq!((&draft(&ui).target, draft(&ui).init.as_deref()), (&LaunchTarget::Local(Some(4)), Some("latest")));
-    ui.press("n Backspace Enter i Backspace Backspace Backspace Backspace Backspace Backspace Enter");
+    ui.press("R Backspace Enter i Backspace Backspace Backspace Backspace Backspace Backspace Enter");
     assert_eq!(*draft(&ui), form_draft());
 }
 
@@ -336,24 +336,24 @@ fn the_target_is_chosen_from_a_list_and_nodes_with_space() {
     let nodes = ["gpu01", "gpu03"].map(|name| Node { id: named(name), slots: 8 }.into());
     ui.send(Msg::Nodes { of: FleetSource::Hostfile("hostfiles/gpus.txt".into()), nodes: Ok(nodes.to_vec()) });
     assert_eq!(exclude(&ui).as_deref(), Some("gpu03"));
-    ui.press("t j Esc");
+    ui.press("T j Esc");
     assert_eq!(exclude(&ui).as_deref(), Some("gpu03"), "a cancelled choice keeps the target and its nodes");
-    ui.press("t Enter");
+    ui.press("T Enter");
     assert_eq!(exclude(&ui).as_deref(), Some("gpu03"), "the target that it has keeps its nodes");
-    ui.press("t j Enter");
+    ui.press("T j Enter");
     assert_eq!(draft(&ui).target, LaunchTarget::Slurm("hostfiles/slurm.toml".into()));
-    ui.press("n");
+    ui.press("R");
     assert!(ui.model.input.is_none() && is_warned(&ui));
-    ui.press("t g Enter");
+    ui.press("T g Enter");
     assert_eq!(draft(&ui).target, LaunchTarget::Local(None));
-    ui.press("t j Enter");
+    ui.press("T j Enter");
     assert_eq!(draft(&ui).target.file().unwrap(), "hostfiles/gpus.txt");
 }
 
 #[test]
 fn a_form_keeps_its_settings_while_another_screen_is_shown() {
     let mut ui = with_nodes();
-    ui.press("f 3");
+    ui.press("M 3");
     assert_eq!(ui.model.fleet.of, FleetSource::Given);
     assert!(!watches(&ui.model).iter().any(|watch| matches!(watch, Watch::Draft(_))));
     ui.press("Esc");
@@ -369,7 +369,7 @@ fn weights_that_must_be_converted_lead_to_the_convert_screen() {
     let convert = Some(Box::new(options.clone()));
     answer(&mut ui, DraftMsg::Checked { checks: vec![failed], is_complete: true, convert });
     picture("form_convert", Ui { model: ui.model.clone() });
-    let effects = ui.press("c");
+    let effects = ui.press("C");
     assert_eq!((ui.model.screen, &ui.model.screens.convert.options), (Screen::Convert, &options));
     assert!(
         matches!(&effects[..], [Effect::Job { request: Request::PlanConvert { options: previewed, .. }, .. }] if *previewed == options)
@@ -407,7 +407,7 @@ fn form_pictures() {
     picture("form_defaults", ui);
 
     let mut ui = with_nodes();
-    ui.press("t j");
+    ui.press("T j");
     picture("form_targets", ui);
 
     let mut ui = with_nodes();
@@ -428,7 +428,7 @@ fn form_pictures() {
     picture("form_nodes", ui);
 
     let mut ui = with_plan();
-    ui.press("f");
+    ui.press("M");
     answer(&mut ui, read(&[]));
     let changes = "fitted to the ranks: dp_replicate 2 × dp_shard 2 = 4 ranks; a step still takes 4 samples";
     answer(&mut ui, DraftMsg::Fitted { ranks: 4, changes: Some(changes.into()) });
@@ -438,12 +438,12 @@ fn form_pictures() {
     picture("form_fitted", ui);
 
     let mut ui = with_plan();
-    ui.press("s");
+    ui.press("+");
     ui.type_in("train.");
     picture("form_completion", ui);
 
     let mut ui = with_plan();
-    ui.press("n");
+    ui.press("R");
     ui.type_in("two");
     picture("form_ranks", ui);
 }

@@ -52,7 +52,7 @@ fn a_long_line_wraps_and_scrolls_row_by_row() {
     assert_eq!(screen.lines().filter(|line| line.contains("xxx")).map(|line| line.trim().len()).sum::<usize>(), 500);
     ui.press("k");
     assert!(!ui.screen().contains("last-line"));
-    ui.press("w G");
+    ui.press("| G");
     assert!(shows(&ui, 20) && ui.screen().contains('…'));
 }
 
@@ -102,7 +102,7 @@ fn an_error_before_the_loaded_lines_of_a_rank_is_the_first_error() {
     };
     ui.run_msg(RunMsg::EarlierErrors(EarlierErrors { of: Some(0), attempt, found: Some(found), unsearched_bytes: 0 }));
     assert!(shows(&ui, 100), "the end of the log is still followed");
-    ui.press("e");
+    ui.press("!");
     let screen = ui.screen();
     assert!(screen.contains("ValueError: bad shape") && screen.contains("not shown") && shows(&ui, 1), "{screen}");
     assert!(screen.contains("the first 100 B are only in the file"), "{screen}");

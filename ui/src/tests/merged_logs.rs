@@ -55,14 +55,14 @@ fn the_marked_line_shows_the_text_of_each_rank() {
 #[test]
 fn lines_are_filtered_by_level_and_rank() {
     let mut ui = failed();
-    ui.press("l l");
+    ui.press("Tab Tab");
     insta::assert_snapshot!("merged_log_of_errors_80x24", ui.screen());
-    ui.press("Esc r");
+    ui.press("Esc R");
     ui.type_in("16-18,40");
     ui.press("Enter");
     insta::assert_snapshot!("merged_log_of_four_ranks_80x24", ui.screen());
     assert!(!ui.screen().contains("step 3 "), "a line of rank 0 alone is hidden");
-    ui.press("r Backspace x Enter");
+    ui.press("R Backspace x Enter");
     assert!(ui.model.notice.as_ref().is_some_and(|notice| notice.is_warning));
     ui.press("Esc Esc");
     assert!(ui.model.screens.logs.as_ref().is_none_or(|logs| logs.only.is_empty()));
@@ -81,7 +81,7 @@ fn one_rank_stays_reachable() {
         matches!(stream(&ui), Some(Watch::Log { rank: 63, .. })),
         "the log before the merged one is the last rank's"
     );
-    ui.press("m");
+    ui.press("0");
     assert!(matches!(stream(&ui), Some(Watch::Logs { .. })));
 }
 
@@ -177,7 +177,7 @@ fn the_log_of_a_failed_run_opens_at_an_error_before_the_loaded_lines() {
     assert!(at("ValueError") < at("12 MiB not shown") && at("12 MiB not shown") < at("step 0 loss"), "{screen}");
     ui.press("G");
     assert!(ui.screen().contains("step 99 loss") && !ui.screen().contains("12 MiB not shown"));
-    ui.press("e");
+    ui.press("!");
     assert_eq!(ui.screen(), screen);
     ui.press("j j j j k k k k");
     assert_eq!(ui.screen(), screen, "scrolling crosses the lines that are not shown");
@@ -199,7 +199,7 @@ fn the_key_of_the_first_error_warns_while_earlier_lines_are_searched_and_if_some
     let mut ui = failed_after_a_long_time();
     let warns = |ui: &mut Ui| {
         ui.model.notice = None;
-        ui.press("e");
+        ui.press("!");
         ui.model.notice.as_ref().map(|notice| notice.is_warning)
     };
     assert_eq!(warns(&mut ui), Some(true), "no error yet");

@@ -240,16 +240,16 @@ fn a_check_of_the_launch_form_is_waived_by_its_key_only() {
     let form = ui.model.screens.form.as_ref().unwrap();
     assert_eq!(form.check.as_ref().map(|(name, _)| name.as_str()), Some("clock"));
     assert!(form.draft.waived.is_empty());
-    assert!(click(&mut ui, "w waive").is_empty());
+    assert!(click(&mut ui, "W waive").is_empty());
     assert!(ui.model.screens.form.as_ref().unwrap().draft.waived.is_empty() && ui.model.notice.is_some());
-    ui.press("w");
+    ui.press("W");
     assert_eq!(ui.model.screens.form.as_ref().unwrap().draft.waived, ["clock"]);
 }
 
 #[test]
 fn a_click_chooses_a_completion_of_an_override() {
     let mut ui = with_plan();
-    ui.press("s");
+    ui.press("+");
     ui.type_in("train.");
     click(&mut ui, "train.seed");
     assert_eq!(ui.model.input.as_ref().unwrap().text, "train.seed=");
@@ -356,7 +356,7 @@ fn a_drag_over_a_video_shows_the_frame_at_the_pointer_and_one_over_the_steps_sel
 fn a_click_in_the_history_of_a_node_shows_the_values_of_that_time() {
     let mut ui = super::nodes::on_nodes();
     ui.resize(160, 48);
-    ui.press("o");
+    ui.press(">");
     let power = |ui: &Ui| ui.screen().lines().find(|line| line.contains("Mean GPU power")).unwrap().to_owned();
     let newest = power(&ui);
     let row = ui.screen().lines().position(|line| line.contains("Mean GPU power")).unwrap() as u16 + 1;
@@ -383,7 +383,7 @@ fn a_click_in_the_history_of_a_node_shows_the_values_of_that_time() {
 fn a_click_in_the_history_of_a_gpu_shows_the_values_of_that_time() {
     let mut ui = super::nodes::on_nodes();
     ui.resize(160, 48);
-    ui.press("o Enter");
+    ui.press("> Enter");
     let is_meter = |line: &str| line.trim_start().starts_with("0 ");
     let meters = |ui: &Ui| ui.screen().lines().find(|line| is_meter(line)).unwrap().to_owned();
     let newest = meters(&ui);

@@ -166,7 +166,7 @@ fn the_slurm_state_of_unreachable_nodes_is_shown_too() {
         ui.send(Msg::Node { node: named(name), what: NodeMsg::Down(away()) });
     }
     ui.send(Msg::Tick(NOW + 1.0));
-    ui.press("o j j");
+    ui.press("> j j");
     insta::assert_snapshot!(ui.screen());
     // When Slurm stops responding, the previous list stays, with a note.
     let silent = Failure::new(
@@ -186,7 +186,7 @@ fn the_slurm_state_of_unreachable_nodes_is_shown_too() {
 #[test]
 fn an_unreachable_node_shows_since_when_and_why() {
     let mut ui = mixed();
-    ui.press("o j j j j");
+    ui.press("> j j j j");
     insta::assert_snapshot!("nodes_with_an_unreachable_one_selected_80x24", ui.screen());
     ui.press("Enter");
     insta::assert_snapshot!("node_unreachable_80x24", ui.screen());
@@ -232,7 +232,7 @@ fn a_long_ipv6_address_keeps_its_end() {
 #[test]
 fn a_node_shows_its_gpus_and_the_owners_of_processes() {
     let mut ui = mixed();
-    ui.press("o Enter");
+    ui.press("> Enter");
     insta::assert_snapshot!(ui.screen());
     ui.resize(160, 48);
     insta::assert_snapshot!("a_node_shows_its_gpus_and_the_owners_of_processes_at_160x48", ui.screen());
@@ -241,14 +241,14 @@ fn a_node_shows_its_gpus_and_the_owners_of_processes() {
 #[test]
 fn a_node_with_faults_shows_them_with_hints() {
     let mut ui = mixed();
-    ui.press("o j Enter");
+    ui.press("> j Enter");
     insta::assert_snapshot!(ui.screen());
 }
 
 #[test]
 fn a_node_with_mig_has_no_utilization_and_no_fault() {
     let mut ui = mixed();
-    ui.press("o j j j Enter");
+    ui.press("> j j j Enter");
     insta::assert_snapshot!(ui.screen());
 }
 
@@ -281,7 +281,7 @@ fn nvidia_smi_runs_only_while_its_output_is_shown() {
     let mut ui = mixed();
     let nodes = Watch::Nodes(FleetSource::Given);
     assert!(watches(&ui.model).contains(&nodes));
-    ui.press("o Enter t");
+    ui.press("> Enter Tab");
     let smi = Watch::Smi { of: FleetSource::Given, node: named("gpu001") };
     assert!(watches(&ui.model).contains(&smi) && watches(&ui.model).contains(&nodes));
     let output: String = (0..60).map(|i| format!("| line {i} |\n")).collect();
@@ -289,7 +289,7 @@ fn nvidia_smi_runs_only_while_its_output_is_shown() {
     assert!(ui.screen().contains("line 0 ") && !ui.screen().contains("line 59"));
     ui.press("G");
     assert!(ui.screen().contains("line 59 ") && ui.screen().contains("of 61"), "{}", ui.screen());
-    ui.press("t");
+    ui.press("Tab");
     assert!(!watches(&ui.model).contains(&smi));
     ui.press("Esc Esc");
     assert!(!watches(&ui.model).contains(&nodes), "hidden nodes are not sampled");
@@ -303,11 +303,11 @@ fn nodes_are_sorted_by_value_and_filtered_by_name_or_fault() {
     };
     assert_eq!(order(&ui)[..4], ["gpu005", "gpu002", "gpu003", "gpu004"], "faults, then the outlier");
     assert_eq!(order(&ui)[4..], ["gpu001", "cpu006", "gpu007", "gpu008"], "then as listed");
-    ui.press("o");
+    ui.press(">");
     assert_eq!((ui.model.screens.nodes.sort, order(&ui)[0].as_str()), (Sort::Listed, "gpu001"));
-    ui.press("o");
+    ui.press(">");
     assert_eq!(order(&ui)[..2], ["gpu001", "gpu003"], "most power first");
-    ui.press("O");
+    ui.press("<");
     assert_eq!(order(&ui)[0], "gpu004", "least power first");
     assert!(order(&ui)[6..].contains(&"gpu007".to_owned()), "a node without the value is last in either direction");
     ui.press("/");
@@ -321,7 +321,7 @@ fn nodes_are_sorted_by_value_and_filtered_by_name_or_fault() {
 #[test]
 fn the_selection_stays_on_its_node_when_the_order_changes() {
     let mut ui = with(&[("a", vec![busy(1)]), ("b", vec![busy(9)])]);
-    ui.press("j o o");
+    ui.press("j > >");
     assert_eq!(ui.model.selected_node().unwrap().node.id, named("b"));
     ui.send(Msg::Nodes { of: FleetSource::Given, nodes: Ok(vec![Node { id: named("b"), slots: 8 }.into()]) });
     let view = ui.model.selected_node().unwrap();
@@ -354,7 +354,7 @@ fn samples_of_nodes_are_drawn_with_the_next_tick() {
 #[test]
 fn the_next_node_follows_the_order_of_the_list() {
     let mut ui = mixed();
-    ui.press("o Enter ]");
+    ui.press("> Enter ]");
     assert_eq!(ui.model.screens.node.as_ref().unwrap().id, named("gpu002"));
     ui.press("[ [");
     assert_eq!(ui.model.screens.node.as_ref().unwrap().id, named("gpu001"));
@@ -403,7 +403,7 @@ fn findings_about_a_node_are_shown_with_it() {
     let rows = vec![RunRow { findings: vec![found], ..running(83) }];
     ui.send(Msg::Runs(Ok(RunList { rows, unreadable: vec![] })));
     ui.resize(160, 48);
-    ui.press("o g");
+    ui.press("> g");
     insta::assert_snapshot!("nodes_with_a_finding_160x48", ui.screen());
     ui.press("Enter");
     insta::assert_snapshot!("node_with_a_finding_160x48", ui.screen());
@@ -434,7 +434,7 @@ fn many(count: usize) -> Ui {
 #[test]
 fn a_heat_map_shows_every_gpu_of_128_nodes() {
     let mut ui = many(128);
-    ui.press("m");
+    ui.press("h");
     super::screens::picture("heat_map", ui);
 }
 
@@ -444,7 +444,7 @@ fn one_key_cycles_the_heat_map() {
     let shown = |ui: &Ui| ui.model.screens.nodes.heat.map(|value| value.word());
     let mut words = Vec::new();
     for _ in 0..5 {
-        ui.press("m");
+        ui.press("h");
         words.push(shown(&ui));
     }
     assert_eq!(words, [Some("power"), Some("utilization"), Some("memory"), Some("temperature"), None]);
@@ -472,7 +472,7 @@ fn the_selection_moves_over_the_columns_of_the_heat_map() {
     let mut ui = many(128);
     ui.resize(160, 48);
     let selected = |ui: &Ui| ui.model.selected_node().unwrap().node.id.to_string();
-    ui.press("o m Right");
+    ui.press("> h Right");
     let beside = selected(&ui);
     assert_ne!(beside, "gpu000");
     ui.press("Left");
@@ -505,7 +505,7 @@ fn a_clock_that_is_set_back_leaves_the_history_in_order_and_still_finds_late_nod
 fn a_selected_node_has_a_history_where_there_is_room() {
     let mut ui = mixed();
     ui.resize(160, 48);
-    ui.press("o");
+    ui.press(">");
     let history = &ui.model.selected_node().unwrap().history;
     assert_eq!((history.samples().len(), history.newest().unwrap().power_w), (90, 690.5));
     for lane in ["Mean GPU power", "GPU utilization", "GPU memory", "InfiniBand", "10 min ago"] {
@@ -525,7 +525,7 @@ fn a_short_list_leaves_rows_for_a_history_on_a_small_terminal_too() {
 fn two_keys_zoom_the_history_and_both_screens_share_it() {
     let mut ui = mixed();
     ui.resize(160, 48);
-    ui.press("o - -");
+    ui.press("> - -");
     assert!(ui.screen().contains("12 h ago"), "{}", ui.screen());
     ui.press("Enter +");
     assert!(ui.screen().contains("history of 1 h"), "{}", ui.screen());
@@ -681,7 +681,7 @@ fn an_outlier_of_a_few_samples_does_not_reorder_the_nodes() {
 #[test]
 fn a_heat_map_of_more_nodes_than_fit_names_the_visible_ones() {
     let mut ui = many(128);
-    ui.press("o m");
+    ui.press("> h");
     assert!(ui.screen().contains("nodes 1-33 of 128"), "{}", ui.screen());
     ui.press("G");
     assert!(ui.screen().contains("of 128") && !ui.screen().contains("nodes 1-"), "{}", ui.screen());
@@ -692,7 +692,7 @@ fn a_heat_map_of_more_nodes_than_fit_names_the_visible_ones() {
 #[test]
 fn a_click_in_the_heat_map_selects_the_node_and_another_one_opens_it() {
     let mut ui = many(128);
-    ui.press("o m");
+    ui.press("> h");
     let click = |ui: &mut Ui, name: &str| {
         let screen = ui.screen();
         let (row, line) = screen.lines().enumerate().find(|(_, line)| line.contains(name)).unwrap();
@@ -723,13 +723,13 @@ fn the_heat_map_shows_the_step_times_of_the_open_run_on_its_gpus() {
         ui.send(Msg::Node { node: named(name), what: NodeMsg::Frame(Box::new(busy(3))) });
     }
     ui.send(Msg::Tick(NOW + 1.0));
-    ui.press("m m m m m");
+    ui.press("h h h h h");
     assert_eq!(ui.model.screens.nodes.heat.map(|value| value.word()), Some("step time"));
     ui.resize(160, 48);
     let screen = ui.screen();
     assert!(screen.contains("step 84") && screen.contains("median 1.02 s") && screen.contains("1 outlier"), "{screen}");
     super::screens::picture("heat_map_of_step_times", Ui { model: ui.model.clone() });
-    ui.press("m");
+    ui.press("h");
     assert_eq!(ui.model.screens.nodes.heat, None);
 }
 
@@ -762,7 +762,7 @@ fn a_slow_rank_on_128_nodes_is_the_only_outlier_and_its_node_moves_to_the_top() 
     };
     let first = |ui: &Ui| ui.model.fleet.nodes()[ui.model.screens.nodes.order[0]].node.id.to_string();
     search(&mut ui, 3.0);
-    ui.press("m m m m m");
+    ui.press("h h h h h");
     assert_eq!(ui.model.screens.nodes.heat, Some(crate::fleet::gpu_value::GpuValue::StepTime));
     ui.resize(160, 48);
     let screen = ui.screen();
@@ -789,9 +789,9 @@ fn the_bars_of_the_list_show_the_quantity_by_which_it_is_sorted_and_name_their_s
     let heading = |ui: &Ui| ui.screen().lines().find(|line| line.contains("  gpus  ")).unwrap().to_owned();
     assert!(heading(&ui).ends_with("  power, 0 to 700 W"), "{}", heading(&ui));
     // Sorted as listed, then by power, utilization, memory and temperature.
-    ui.press("o o");
+    ui.press("> >");
     for scale in ["utilization, 0 to 100 %", "memory, 0 to 79.6 GiB", "temperature, 20 to 95 °C"] {
-        ui.press("o");
+        ui.press(">");
         assert!(heading(&ui).ends_with(scale), "{}", heading(&ui));
     }
     let limits = rows(600, "").replacen("700.00", "400.00", 1);
@@ -839,6 +839,6 @@ fn an_unreachable_node_has_no_bars() {
     let mut ui = many(12);
     let line = |ui: &Ui| ui.screen().lines().find(|line| line.contains("gpu009")).unwrap().to_owned();
     assert!(line(&ui).contains("????????") && line(&ui).contains("no answer"), "{}", line(&ui));
-    ui.press("o m");
+    ui.press("> h");
     assert!(line(&ui).contains("gpu009 ????????"), "{}", line(&ui));
 }

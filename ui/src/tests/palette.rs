@@ -165,7 +165,7 @@ fn an_action_of_another_screen_goes_there_first() {
 
 #[test]
 fn an_action_of_a_screen_with_nothing_to_show_explains_what_is_missing() {
-    for words in ["first error", "override a key", "the next node", "processes of all users", "align the runs"] {
+    for words in ["first error", "override a key", "show the next node", "processes of all users", "align the runs"] {
         let mut ui = Ui::with_runs(vec![]);
         ui.press(":");
         ui.type_in(words);

@@ -26,7 +26,7 @@ fn a_panel_is_hidden_and_shown_again() {
     insta::assert_snapshot!("run_with_picked_panels_80x24", ui.screen());
     ui.resize(160, 48);
     insta::assert_snapshot!("run_with_picked_panels_160x48", ui.screen());
-    ui.press("m d Esc");
+    ui.press("m 0 Esc");
     ui.resize(80, 24);
     assert_eq!(panels(&ui), usual);
 }
@@ -45,7 +45,7 @@ fn without_any_picked_panel_the_large_chart_stays() {
 #[test]
 fn picked_panels_are_remembered() {
     let mut ui = Ui::on_run(running(83));
-    ui.press("m j Space ] c L Esc");
+    ui.press("m j Space ] Tab L Esc");
     let session = ui.model.session();
     let again = Ui::with_setup(|setup| setup.session = Some(session));
     assert!(again.model.panels.picked.is_some());
@@ -134,7 +134,7 @@ fn a_series_of_an_imported_run_is_a_panel_and_is_exported_by_its_name() {
     }
     assert_eq!(ui.model.screens.run.as_ref().unwrap().focus, Panel::Named(0));
     assert!(ui.screen().contains("val/psnr"), "{}", ui.screen());
-    let effects = ui.press("e");
+    let effects = ui.press("e Enter");
     let [Effect::Job { request: Request::Export { chart, to, .. }, .. }] = &effects[..] else { panic!("{effects:?}") };
     assert_eq!(chart.chart, PlottedChart::Named("val/psnr".into()));
     assert_eq!(to.as_str(), "/home/ada/vidtui/demo-2s-k7f2-val-psnr.svg");
@@ -157,7 +157,7 @@ fn only_the_embedded_trainer_needs_a_key_of_the_recipe_for_mfu() {
 #[test]
 fn a_grid_has_all_panels() {
     let mut ui = with_more_metrics();
-    ui.press("m c c Esc");
+    ui.press("m Tab Tab Esc");
     ui.resize(160, 48);
     insta::assert_snapshot!("run_as_a_grid_160x48", ui.screen());
     ui.resize(80, 24);

@@ -131,7 +131,7 @@ fn convert_that_replaces_an_earlier_one() {
 #[test]
 fn convert_at_work() {
     let mut ui = Ui::on_convert(convert_preview());
-    let effects = ui.press("c");
+    let effects = ui.press("C");
     let [Effect::Job { job, request: Request::Convert { .. } }] = effects[..] else { panic!("{effects:?}") };
     ui.send(Msg::Tick(NOW + 20.0));
     ui.answer(job, JobMsg::Converting { done: 6_100_000_000, total: 14_460_357_696 });
@@ -141,7 +141,7 @@ fn convert_at_work() {
 #[test]
 fn convert_that_is_done() {
     let mut ui = Ui::on_convert(convert_preview());
-    let effects = ui.press("c");
+    let effects = ui.press("C");
     let [Effect::Job { job, request: Request::Convert { .. } }] = effects[..] else { panic!("{effects:?}") };
     ui.answer(job, JobMsg::Done(Outcome::Converted(convert_preview().options.target)));
     picture("convert_done", ui);
@@ -542,7 +542,7 @@ fn the_runs_that_wait_in_the_queue_are_below_the_list() {
     assert!(watches(&ui.model).contains(&Watch::Queue));
     ui.send(queue(5));
     insta::assert_snapshot!("runs_with_a_queue_80x24", ui.screen());
-    ui.press("w");
+    ui.press("Q");
     insta::assert_snapshot!("runs_with_the_whole_queue_80x24", ui.screen());
     ui.resize(160, 48);
     insta::assert_snapshot!("runs_with_the_whole_queue_160x48", ui.screen());

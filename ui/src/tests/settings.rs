@@ -21,7 +21,7 @@ fn changed_keys_work_and_are_shown_by_the_bar_the_help_and_the_list_of_actions()
     let mut ui = Ui::with_runs(vec![running(83)]);
     ui.model.keys = with_keys(&[
         (Some(Context::Runs), Action::Stop, "F9"),
-        (None, Action::ShowNodes, "M"),
+        (None, Action::ShowNodes, "B"),
         (None, Action::Help, "F1"),
     ]);
     insta::assert_snapshot!("runs_with_changed_keys_80x24", ui.screen());
@@ -32,7 +32,7 @@ fn changed_keys_work_and_are_shown_by_the_bar_the_help_and_the_list_of_actions()
     ui.press("Esc :");
     ui.type_in("save");
     insta::assert_snapshot!("palette_with_changed_keys_80x24", ui.screen());
-    ui.press("Esc M");
+    ui.press("Esc B");
     assert_eq!(ui.model.screen, Screen::Nodes);
 }
 
@@ -99,7 +99,7 @@ fn the_open_node_and_the_list_of_processes_are_opened_again() {
         assert!(!again.screen().contains("no longer listed"), "{}", again.screen());
         again.press("Esc");
         assert_eq!(again.model.screen, Screen::Nodes);
-        ui.press("p");
+        ui.press("P");
     }
     // The nodes cannot be listed, such as those of a run that was deleted.
     let session = Session { screen: Screen::Node, node: cluster::NodeId::new("gpu001").ok(), ..Session::default() };
@@ -116,7 +116,7 @@ fn the_open_node_and_the_list_of_processes_are_opened_again() {
 #[test]
 fn the_nodes_of_a_run_are_listed_again_in_the_same_order_as_a_heat_map() {
     let mut ui = Ui::on_run(running(83));
-    ui.press("N o o O m m -");
+    ui.press("N > > < h h -");
     let session = ui.model.session();
     let again = Ui::with_setup(|setup| setup.session = Some(session.clone()));
     assert_eq!((again.model.screen, again.model.session()), (Screen::Nodes, session.clone()));
@@ -138,7 +138,7 @@ fn the_nodes_of_a_run_are_listed_again_in_the_same_order_as_a_heat_map() {
 #[test]
 fn the_zoom_of_a_run_and_the_filters_of_its_log_are_restored() {
     let mut ui = Ui::on_run(running(83));
-    ui.press("+ + l l r 1 Enter /");
+    ui.press("+ + l Tab R 1 Enter /");
     ui.type_in("step");
     ui.press("Enter");
     let session = ui.model.session();

@@ -235,9 +235,17 @@ fn a_reopened_stream_replaces_earlier_data() {
 fn export_requests_the_focused_chart_as_it_is_shown() {
     let mut ui = Ui::on_run(running(83));
     ui.press("Tab Tab L S x +");
-    let effects = ui.press("E");
+    assert!(ui.press("e").is_empty(), "the file is asked for first");
+    assert_eq!(ui.model.input.as_ref().unwrap().text, "demo-2s-k7f2-gradient-norm.svg");
+    ui.press("Backspace Backspace Backspace");
+    ui.type_in("pdf");
+    assert!(ui.press("Enter").is_empty() && ui.model.notice.as_ref().is_some_and(|notice| notice.is_warning));
+    ui.press("e");
+    ui.send(Msg::Key(Key::ctrl('u')));
+    ui.type_in("charts/norm.png");
+    let effects = ui.press("Enter");
     let [Effect::Job { request: Request::Export { chart, to, .. }, .. }] = &effects[..] else { panic!("{effects:?}") };
-    assert_eq!(to, "/home/ada/vidtui/demo-2s-k7f2-gradient-norm.png");
+    assert_eq!(to, "/home/ada/vidtui/charts/norm.png");
     assert_eq!(
         (&chart.chart, chart.x, chart.log_y, chart.format),
         (&PlottedChart::Chart(rundir::Chart::GradNorm), XAxis::Time, true, ImageFormat::Png)
@@ -412,7 +420,7 @@ fn hidden_stages_below_the_list_are_counted() {
 #[test]
 fn arguments_of_a_launch_are_typed_on_the_stages_screen_and_kept_for_correction() {
     let mut ui = Ui::with_runs(vec![finished()]);
-    ui.press("2 l");
+    ui.press("2 n");
     insta::assert_snapshot!("launch_input_80x24", ui.screen());
     ui.type_in("mine.toml --init x");
     ui.press("Backspace");
@@ -421,7 +429,7 @@ fn arguments_of_a_launch_are_typed_on_the_stages_screen_and_kept_for_correction(
     let [Effect::Job { job, request: Request::ReadLaunch { arguments } }] = &effects[..] else { panic!("{effects:?}") };
     assert_eq!(arguments, "mine.toml --init latest");
     ui.answer(*job, JobMsg::Failed(rundir::Failure::new(rundir::ErrorCode::NotFound, "a", "b", "c")));
-    ui.press("Enter l Home Delete");
+    ui.press("Enter n Home Delete");
     ui.type_in("w");
     insta::assert_snapshot!("launch_input_again_80x24", ui.screen());
     let effects = ui.press("Enter");
@@ -430,7 +438,7 @@ fn arguments_of_a_launch_are_typed_on_the_stages_screen_and_kept_for_correction(
     let draft = draft::LaunchDraft { recipe: "wine.toml".into(), init: Some("latest".into()), ..Default::default() };
     ui.answer(*job, JobMsg::LaunchRead(Box::new(draft.clone())));
     assert!(watches(&ui.model).contains(&Watch::Draft(Box::new(draft))));
-    ui.press("Esc l");
+    ui.press("Esc n");
     assert_eq!(ui.model.input.as_ref().unwrap().text, "", "only a mistake is kept");
 }
 

@@ -179,6 +179,7 @@ fn attempts(page: &mut Page, summary: &RunSummary) -> Result<(), Failure> {
 
 fn events(page: &mut Page, events: &[Event]) {
     page.heading("Events");
+    let events: Vec<&Event> = events.iter().filter(|event| ui::event_text::is_listed(event)).collect();
     let hidden = events.len().saturating_sub(EVENTS);
     if hidden > 0 {
         page.paragraph(&format!(
@@ -186,7 +187,7 @@ fn events(page: &mut Page, events: &[Event]) {
             units::grouped(hidden as u64)
         ));
     }
-    let row = |event: &Event| {
+    let row = |event: &&Event| {
         let by = event.rank.map(|rank| format!("rank {rank}")).or(event.node.as_ref().map(ToString::to_string));
         let step = event.step.map(units::grouped).unwrap_or_default();
         vec![time(event.t), step, by.unwrap_or_default(), ui::event_text::describe(event).0]
