@@ -1,10 +1,12 @@
 //! Opens regular files only. Reading a pipe, a socket or a device in place of a file of a data set, model or run could block for ever.
 
 use nix::errno::Errno;
-use nix::fcntl::OFlag;
+use nix::fcntl::{AT_FDCWD, OFlag, OpenHow, ResolveFlag, openat2};
+use nix::unistd::Uid;
 use std::fs::{self, File, FileType, OpenOptions};
 use std::io::{self, ErrorKind, Read};
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 /// The folders of the open files of this process. A shell passes such a path for `<(COMMAND)`, and that pipe can be read.
@@ -12,15 +14,64 @@ const OWN_FILES: [&str; 3] = ["/dev/fd", "/dev/stdin", "/proc/self/fd"];
 
 /// Opens a regular file, or a link to one, for reading. Never blocks.
 ///
+/// A link that another user made opens only what that user owns, or what everybody may read. Otherwise the author of a data set could
+/// link a caption to a private file of whoever encodes it.
+///
 /// # Errors
-/// The file cannot be opened, or it is a folder, pipe, socket or device.
+/// The file cannot be opened, or it is a folder, pipe, socket or device; or a link of another user leads to a private file.
 pub fn open_regular(path: impl AsRef<Path>) -> io::Result<File> {
+    let path = path.as_ref();
     // Opening a device can have an effect, so look first.
-    check(fs::metadata(path.as_ref())?.file_type())?;
+    check(fs::metadata(path)?.file_type())?;
     // Another process may have replaced the file since then.
-    let file = OpenOptions::new().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(path)?;
+    let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
+    let without_links = OpenHow::new().flags(flags).resolve(ResolveFlag::RESOLVE_NO_SYMLINKS);
+    let (file, has_links) = match openat2(AT_FDCWD, path, without_links) {
+        Ok(file) => (File::from(file), Some(false)),
+        Err(Errno::ELOOP) => (follow(path)?, Some(true)),
+        // A kernel before Linux 5.6, or a container that forbids the call.
+        Err(Errno::ENOSYS | Errno::EPERM) => (follow(path)?, None),
+        Err(error) => return Err(error.into()),
+    };
     check(file.metadata()?.file_type())?;
+    if has_links != Some(false) {
+        check_links(path, &file, has_links.is_some())?;
+    }
     Ok(file)
+}
+
+fn follow(path: &Path) -> io::Result<File> {
+    OpenOptions::new().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(path)
+}
+
+/// Checks the links of a path to an open file. With `has_links`, the path had a link when the file was opened.
+fn check_links(path: &Path, file: &File, has_links: bool) -> io::Result<()> {
+    let this_user = Uid::effective().as_raw();
+    let links = path.ancestors().filter_map(|place| {
+        let about = fs::symlink_metadata(place).ok()?;
+        about.is_symlink().then_some((place, about.uid()))
+    });
+    let links: Vec<(&Path, u32)> = links.collect();
+    let refuse = |why: String| Err(io::Error::new(ErrorKind::PermissionDenied, why));
+    if has_links && links.is_empty() {
+        return refuse("it was replaced while it was opened".into());
+    }
+    let owner = file.metadata()?.uid();
+    let foreign = links.into_iter().find(|(_, of)| ![this_user, 0, owner].contains(of));
+    match foreign.filter(|_| !is_public(file)) {
+        Some((place, of)) => {
+            refuse(format!("{} is a link of user {of} to a private file of user {owner}", place.display()))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Returns whether the permissions of a file and of its folders let everybody read it.
+fn is_public(file: &File) -> bool {
+    let allows = |path: &Path, bits: u32| fs::metadata(path).is_ok_and(|about| about.mode() & bits != 0);
+    let real = fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()));
+    file.metadata().is_ok_and(|about| about.mode() & 0o004 != 0)
+        && real.is_ok_and(|path| path.ancestors().skip(1).all(|folder| allows(folder, 0o001)))
 }
 
 /// Reads a regular file of at most `max` bytes.
@@ -105,6 +156,42 @@ mod tests {
         // Its size is 0, and it has content.
         assert!(!read_regular("/proc/self/status", 1 << 20).unwrap().is_empty());
         assert!(why(read_regular("/proc/self/status", 4)).contains("more than 4 bytes"));
+    }
+
+    #[test]
+    fn a_link_of_another_user_opens_only_what_that_user_owns_or_everybody_may_read() {
+        use std::os::unix::fs::{PermissionsExt, chown, lchown};
+        if !Uid::effective().is_root() {
+            println!("skipped: only root can make links of another user");
+            return;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        let mode = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+        mode(folder.path(), 0o755);
+        fs::create_dir(at("home")).unwrap();
+        for name in ["mine", "theirs", "home/notes"] {
+            fs::write(at(name), name).unwrap();
+            let link = at(&format!("to-{}", name.trim_start_matches("home/")));
+            symlink(at(name), &link).unwrap();
+            lchown(&link, Some(1042), None).unwrap();
+        }
+        symlink(at("home"), at("folder")).unwrap();
+        lchown(at("folder"), Some(1042), None).unwrap();
+        let opens = |name: &str| open_regular(at(name)).map(drop).map_err(|error| error.kind());
+        mode(&at("mine"), 0o600);
+        assert_eq!((opens("mine"), opens("to-mine")), (Ok(()), Err(ErrorKind::PermissionDenied)));
+        mode(&at("mine"), 0o644);
+        assert_eq!(opens("to-mine"), Ok(()));
+        // A file that everybody may read, in a private folder, by a link to it or to its folder.
+        mode(&at("home"), 0o700);
+        let refused = Err(ErrorKind::PermissionDenied);
+        assert_eq!((opens("home/notes"), opens("to-notes"), opens("folder/notes")), (Ok(()), refused, refused));
+        mode(&at("theirs"), 0o600);
+        chown(at("theirs"), Some(1042), None).unwrap();
+        assert_eq!(opens("to-theirs"), Ok(()));
+        lchown(at("to-notes"), Some(0), None).unwrap();
+        assert_eq!(opens("to-notes"), Ok(()));
     }
 
     #[test]
