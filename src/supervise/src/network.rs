@@ -184,7 +184,7 @@ impl PeerConnections {
             refused.logged = Some(Instant::now());
             let (count, port) = (refused.count, self.inner.rendezvous.port);
             let from = from.map_or("an unknown address".to_owned(), |from| from.to_string());
-            log!("refused {count} connections to port {port}, the last from {from}: {why}");
+            log!("refused {} to port {port}, the last from {from}: {why}", units::counted(count as usize, "connection"));
         }
     }
 
