@@ -184,7 +184,10 @@ impl PeerConnections {
             refused.logged = Some(Instant::now());
             let (count, port) = (refused.count, self.inner.rendezvous.port);
             let from = from.map_or("an unknown address".to_owned(), |from| from.to_string());
-            log!("refused {} to port {port}, the last from {from}: {why}", units::counted(count as usize, "connection"));
+            log!(
+                "refused {} to port {port}, the last from {from}: {why}",
+                units::counted(count as usize, "connection")
+            );
         }
     }
 

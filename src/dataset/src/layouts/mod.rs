@@ -110,6 +110,8 @@ pub enum CaptionFault {
     NotUtf8(NotText),
     /// The file of the caption is a pipe, a device or a folder.
     NotAFile,
+    /// The file of the caption may not be read, or is a link of another user to a private file.
+    NotAllowed,
     /// The file of the caption is far too large for a caption.
     TooLarge,
 }
@@ -121,6 +123,10 @@ impl From<CaptionFault> for ExclusionReason {
             CaptionFault::Empty => Self::CaptionEmpty,
             CaptionFault::NotUtf8(not) => Self::CaptionNotUtf8 { why: not.to_string() },
             CaptionFault::NotAFile => Self::CaptionUnreadable { why: "it is not a regular file".into() },
+            CaptionFault::NotAllowed => {
+                let why = "it may not be read: see its permissions, or whether it is a link of another user to a private file";
+                Self::CaptionUnreadable { why: why.into() }
+            }
             CaptionFault::TooLarge => Self::CaptionUnreadable { why: "its file has more than 1 MiB".into() },
         }
     }

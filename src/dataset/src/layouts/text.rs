@@ -16,6 +16,7 @@ pub(super) fn caption_file(path: &Utf8Path) -> io::Result<Caption> {
             ErrorKind::NotFound => Ok(Err(CaptionFault::Missing)),
             ErrorKind::InvalidInput | ErrorKind::IsADirectory => Ok(Err(CaptionFault::NotAFile)),
             ErrorKind::InvalidData => Ok(Err(CaptionFault::TooLarge)),
+            ErrorKind::PermissionDenied => Ok(Err(CaptionFault::NotAllowed)),
             _ => Err(error),
         },
     }
@@ -54,6 +55,13 @@ mod tests {
         assert_eq!(read(&at("")), Err(CaptionFault::NotAFile));
         assert_eq!(read(&at("huge")), Err(CaptionFault::TooLarge));
         assert_eq!(read(&at("none")), Err(CaptionFault::Missing));
+        if nix::unistd::Uid::effective().is_root() {
+            std::fs::write(at("private"), "a secret").unwrap();
+            std::fs::set_permissions(at("private"), std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+            symlink(at("private"), at("stolen")).unwrap();
+            std::os::unix::fs::lchown(at("stolen"), Some(1042), None).unwrap();
+            assert_eq!(read(&at("stolen")), Err(CaptionFault::NotAllowed));
+        }
     }
 
     #[test]
