@@ -100,7 +100,7 @@ fn a_held_entry_is_skipped_until_it_is_released() {
     // A started entry cannot be held, and removing an entry keeps its run.
     assert_eq!(site.error(&["queue", "hold", "1"]).1, "run-is-alive");
     assert_eq!(site.error(&["queue", "hold", "7"]), (2, "unknown-name".into()));
-    site.succeeds(&["queue", "remove", "1", "2"]);
+    site.succeeds(&["queue", "remove", "--ended"]);
     assert!(states(&site).is_empty());
     assert_eq!(site.runs().len(), 2);
 }

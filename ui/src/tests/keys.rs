@@ -69,7 +69,7 @@ const USUAL: &[Action] =
 
 #[test]
 fn a_letter_has_one_meaning_on_all_screens_and_the_table_of_the_documents_lists_it() {
-    let page = std::fs::read_to_string("../docs/console.md").unwrap();
+    let page = include_str!("../../../docs/console.md");
     let mut letters: std::collections::BTreeMap<char, Vec<(&str, Action)>> = std::collections::BTreeMap::new();
     for context in Context::ALL {
         for binding in context.bindings().iter().filter(|binding| !USUAL.contains(&binding.action)) {

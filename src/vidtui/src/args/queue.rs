@@ -25,7 +25,7 @@ pub enum QueueCommand {
     /// Changes the place of an entry
     Move(QueueMoveArgs),
     /// Removes entries from the list. A run that was started continues
-    Remove(QueueEntriesArgs),
+    Remove(QueueRemoveArgs),
     /// Starts the runs of the queue until none is left; adding a run starts this
     Work(QueueWorkArgs),
 }
@@ -59,6 +59,17 @@ pub struct QueueEntriesArgs {
     /// The numbers of the entries
     #[arg(required = true, value_name = "ID")]
     pub ids: Vec<u32>,
+}
+
+/// `vidtui queue remove`.
+#[derive(Debug, Arguments)]
+pub struct QueueRemoveArgs {
+    /// The numbers of the entries
+    #[arg(required_unless_present = "ended", value_name = "ID")]
+    pub ids: Vec<u32>,
+    /// Removes your entries whose runs have ended, except those that a waiting entry starts from
+    #[arg(long, conflicts_with = "ids")]
+    pub ended: bool,
 }
 
 /// `vidtui queue move`.

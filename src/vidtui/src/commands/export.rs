@@ -39,7 +39,10 @@ pub fn run(workspace: &Workspace, args: &ExportArgs) -> Result<(), CommandError>
         Some("svg" | "png") => false,
         _ => {
             let why = "the file name does not end in a known format";
-            return Err(cannot(why.into(), "end it in .svg or .png for a picture, or in .csv for a table"));
+            return Err(cannot(
+                why.into(),
+                "end it in .svg or .png for a picture, or in .csv for a table; for a folder of TensorBoard, add --tensorboard",
+            ));
         }
     };
     if is_table && (args.smooth.is_some() || args.log || args.x.is_some() || !args.chart.is_empty()) {

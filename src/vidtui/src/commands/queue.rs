@@ -36,8 +36,11 @@ pub fn run(workspace: &Workspace, args: &QueueArgs) -> Result<(), CommandError> 
             move_entry(workspace, to.id, &to.place, to.other)?;
             list(workspace, args.json)
         }
-        Some(QueueCommand::Remove(entries)) => {
-            remove(workspace, &entries.ids)?;
+        Some(QueueCommand::Remove(removed)) => {
+            match removed.ended {
+                true => remove_ended(workspace)?,
+                false => remove(workspace, &removed.ids)?,
+            }
             list(workspace, args.json)
         }
         Some(QueueCommand::Work(args)) => work(workspace, args),
@@ -202,6 +205,22 @@ fn remove(workspace: &Workspace, ids: &[u32]) -> Result<(), CommandError> {
             entries.remove(at);
             Ok(())
         })
+    })
+}
+
+/// Removes the entries of this user whose runs have ended. A stage that waits starts from the run of the entry before it, which stays.
+fn remove_ended(workspace: &Workspace) -> Result<(), CommandError> {
+    workspace.queue().change(|entries, _| {
+        let waits = |entry: &&QueueEntry| !matches!(entry.state, QueueState::Started { .. });
+        let needed: Vec<u32> = entries.iter().filter(waits).filter_map(|entry| entry.after).collect();
+        let has_ended = |entry: &QueueEntry| match &entry.state {
+            QueueState::Started { run, .. } if entry.owner.is_none() && !needed.contains(&entry.id) => {
+                workspace.summary(&workspace.dir(run)).is_ok_and(|(run, _)| run.state.is_end())
+            }
+            _ => false,
+        };
+        entries.retain(|entry| !has_ended(entry));
+        Ok(())
     })
 }
 

@@ -9,7 +9,7 @@ use ::dataset::store::{Holder, check_no_encode};
 use camino::Utf8Path;
 use plan::{LaunchPlan, LaunchRequest, NextRequest, ResumeKind, ResumeOptions, ResumeRequest};
 use recipe::{Recipe, Task};
-use rundir::{AttemptWhy, ErrorCode, Failure, LaunchedFrom, Login, RunDir, RunId, StartFrom};
+use rundir::{AttemptWhy, Checkpoint, ErrorCode, Failure, LaunchedFrom, Login, RunDir, RunId, StartFrom};
 
 impl Workspace {
     /// Plans a launch. Starts nothing.
@@ -22,6 +22,7 @@ impl Workspace {
             self.context(target, Some(recipe), options.nodes, options.fitted.iter().cloned().collect())?;
         context.options.steps = steps_of_epochs(recipe)?;
         context.options.warnings.extend(crate::adapter_file::note(recipe));
+        context.options.warnings.extend(init.as_ref().and_then(|init| continues_adapters(recipe, &init.path)));
         let request = LaunchRequest { recipe, name: options.name, stage, init };
         let mut plan = plan::launch(&request, &context).map_err(CommandError::request)?;
         plan.run.launched_from = options.subject.launched_from().cloned();
@@ -181,6 +182,17 @@ impl Workspace {
         self.start_healer(plan)?;
         Ok(dir)
     }
+}
+
+/// Returns the warning that the adapters of an earlier run are trained on, if the weights are adapters.
+fn continues_adapters(recipe: &Recipe, weights: &Utf8Path) -> Option<String> {
+    let is_adapter = recipe.lora.is_used() && recipe.lora.starts_from().is_none();
+    let base = Checkpoint::open(weights).ok().filter(|_| is_adapter)?.manifest.base?;
+    Some(format!(
+        "the weights are adapters of an earlier run, and this run trains them on; for new adapters, start from their model {}, or merge \
+         them into it first: vidtui convert {} OUT --to internal --merge {weights}",
+        base.path, base.path
+    ))
 }
 
 /// Returns the content of the alert channel file for the attempt of a plan: the settings of this user. If these are not valid and
