@@ -23,7 +23,7 @@ fn shown(site: &TestSite, words: &str) -> String {
         text = masked(&text, before, after);
     }
     // The cost of a run follows an empty line, and does not depend on the nodes.
-    let costs = ["sequence ", "parameters ", "memory ", "checkpoint ", "traffic ", "work "];
+    let costs = ["sequence ", "parameters ", "memory ", "checkpoint ", "traffic ", "work ", "step time "];
     let rows = text
         .lines()
         .filter(|line| !costs.iter().any(|name| line.starts_with(name)) && !line.is_empty())

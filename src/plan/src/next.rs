@@ -60,7 +60,11 @@ pub fn next(request: &NextRequest<'_>, cx: &Context) -> Result<LaunchPlan, Failu
                         "stage {} starts from the weights of this run, which has no complete checkpoint",
                         next.name
                     ),
-                    format!("resume the run until it has saved one: `vidtui resume {}`", parent.id),
+                    match parent.is_command() {
+                        true => "save checkpoints in the program, and name them with command.checkpoints of the recipe; see docs/other-trainers.md"
+                            .into(),
+                        false => format!("resume the run until it has saved one: `vidtui resume {}`", parent.id),
+                    },
                 ));
             };
             let lineage = Some(Lineage { run: parent.id.clone(), step: checkpoint.step });

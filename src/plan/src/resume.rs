@@ -190,6 +190,7 @@ pub(crate) fn next_attempt(
         }
         _ => Vec::new(),
     };
+    changes.splice(0..0, changed_steps(request, &recipe));
     let mesh = fit_mesh(what, request, &recipe, cx)?;
     if let Some(last) = &request.facts.attempt
         && last.mesh != mesh
@@ -237,7 +238,8 @@ pub(crate) fn next_attempt(
             warnings.push("command.resume is empty: the command must find its checkpoint itself".into());
         }
     }
-    let run = match changes.is_empty() {
+    // The total steps belong to the attempt.
+    let run = match changes.iter().all(|change| change.change.key == STEPS) {
         true => request.run.clone(),
         false => Run { recipe: recipe.to_table(), ..request.run.clone() },
     };
@@ -556,6 +558,18 @@ fn refuse_if_sampled(what: &str, request: &ResumeRequest<'_>, now_s: f64) -> Res
         "all its videos are made",
         "make others with `vidtui sample`, or the same in a new run with another --seed",
     ))
+}
+
+/// The key of the total steps.
+const STEPS: &str = "train.steps";
+
+/// Returns the change of the total steps that the request names, if they differ from those of the last attempt.
+fn changed_steps(request: &ResumeRequest<'_>, recipe: &Recipe) -> Option<ResumeChange> {
+    let to = request.options.steps?;
+    let before = request.facts.attempt.as_ref().and_then(|last| last.steps).or_else(|| recipe.train.length.steps());
+    let change = recipe::Change { key: STEPS.into(), from: before.map(|steps| steps.to_string()), to: to.to_string() };
+    let effect = recipe::Key::find(STEPS).map_or(ResumeEffect::Training, |key| key.on_resume);
+    (before != Some(to)).then_some(ResumeChange { change, effect })
 }
 
 /// Returns the total steps of the run if they differ from the recipe's. Later resumes keep this number.

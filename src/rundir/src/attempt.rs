@@ -34,7 +34,7 @@ pub struct Attempt {
     /// The total steps of the run, if a resume raised them above `train.steps` of `run.toml`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub steps: Option<u64>,
-    /// The keys of the recipe that this attempt changed. `run.toml` has their new values.
+    /// The keys of the recipe that this attempt changed. `run.toml` has their new values, except that of `train.steps`, which is `steps`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub changed: Vec<ChangedKey>,
     /// The checkpoint folder from which the command of another trainer continues.
@@ -153,6 +153,16 @@ impl Attempt {
     pub fn effective(&self, recipe: &Recipe) -> Recipe {
         let mut recipe = Recipe { mesh: self.mesh, ..recipe.clone() };
         recipe.train.length = self.steps.map_or(recipe.train.length, Length::Steps);
+        recipe
+    }
+
+    /// Returns the table of a run's recipe with the total steps of this attempt.
+    pub fn effective_table(&self, recipe: &toml::Table) -> toml::Table {
+        let mut recipe = recipe.clone();
+        if let (Some(steps), Some(train)) = (self.steps, recipe.get_mut("train").and_then(toml::Value::as_table_mut)) {
+            train.remove("epochs");
+            train.insert("steps".into(), toml::Value::Integer(i64::try_from(steps).unwrap_or(i64::MAX)));
+        }
         recipe
     }
 

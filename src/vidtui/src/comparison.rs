@@ -5,7 +5,7 @@ use crate::command_error::CommandError;
 use crate::curves::{self, Column, Measured, View, curves, smoothed, x_axis};
 use crate::workspace::Workspace;
 use recipe::shown_settings;
-use rundir::{Metric, MetricSource, Run, RunDir};
+use rundir::{Attempt, Metric, MetricSource, Run, RunDir};
 use runstate::RunSummary;
 use units::Unit;
 
@@ -29,11 +29,20 @@ pub fn read(workspace: &Workspace, dir: &RunDir) -> Result<ComparedRun, CommandE
 
 /// Returns the settings of a run with their values, in the order in which a recipe is shown. The recipe of an imported run has no
 /// settings of its own, so the settings in its log are returned.
-pub fn settings(run: &Run) -> Vec<(String, String)> {
+///
+/// * `last` — the newest attempt, which may train longer than the recipe.
+pub fn settings(run: &Run, last: Option<&Attempt>) -> Vec<(String, String)> {
     match &run.imported {
         Some(imported) if !imported.config.is_empty() => imported.config.clone().into_iter().collect(),
-        _ => shown_settings(&run.recipe).into_iter().map(|(key, value)| (key.to_owned(), value)).collect(),
+        _ => {
+            shown_settings(&newest_recipe(run, last)).into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
+        }
     }
+}
+
+/// Returns the recipe of a run with the total steps of its newest attempt.
+pub fn newest_recipe(run: &Run, last: Option<&Attempt>) -> toml::Table {
+    last.map_or_else(|| run.recipe.clone(), |last| last.effective_table(&run.recipe))
 }
 
 /// Makes a chart with one panel per metric.

@@ -204,7 +204,8 @@ impl Stream {
                         _ => {}
                     }
                     if !recipe_sent && let Ok(run) = dir.read_run() {
-                        send(RunMsg::Recipe(comparison::settings(&run)))?;
+                        let last = dir.latest_attempt().ok().flatten();
+                        send(RunMsg::Recipe(comparison::settings(&run, last.as_ref())))?;
                         recipe_sent = true;
                     }
                     let found = listings::checkpoint_folders(&dir);

@@ -10,6 +10,7 @@ use crate::workspace::{LaunchOptions, Workspace, cores};
 use recipe::Flops;
 use remote::Check;
 use rundir::{ErrorCode, Failure};
+use std::cell::Cell;
 
 /// Runs every check of a launch and starts nothing.
 pub fn run(workspace: &Workspace, args: &CheckArgs) -> Result<(), CommandError> {
@@ -29,9 +30,12 @@ pub fn run(workspace: &Workspace, args: &CheckArgs) -> Result<(), CommandError> 
     let init = init.as_deref().into();
     let options = LaunchOptions { subject: &subject, ranks: how.local, nodes: &how.nodes, name: None, init, fitted };
     let recipe = &subject.resolved().recipe;
-    let checks = checks::all(workspace, &options, &|_| {}, &|_| {});
-    // Estimates for the device that the ranks will have.
-    let cores = checks::is_on_cpus_here(workspace, &options).then(cores);
+    let is_planned = Cell::new(false);
+    let checks = checks::all(workspace, &options, &|_| is_planned.set(true), &|_| {});
+    // Estimates for the device that the ranks will have. A recipe that cannot start here yet is meant for this machine only if the number
+    // of ranks is given.
+    let is_meant = is_planned.get() || how.local.is_some();
+    let cores = (is_meant && checks::is_on_cpus_here(workspace, &options)).then(cores);
     let on_cpus = cores.map(|_| recipe.on_cpus());
     let recipe = on_cpus.as_ref().unwrap_or(recipe);
     // The cost of an external trainer is unknown, and an encode has its own facts.

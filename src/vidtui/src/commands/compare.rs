@@ -26,7 +26,9 @@ pub fn run(workspace: &Workspace, args: &CompareArgs) -> Result<(), CommandError
     }
     let summaries = dirs.iter().map(|dir| Ok(workspace.summary(dir)?.0));
     let summaries = summaries.collect::<Result<Vec<RunSummary>, CommandError>>()?;
-    let settings = |summary: &RunSummary| RecipeSetting::with_defaults(comparison::settings(&summary.run));
+    let settings = |summary: &RunSummary| {
+        RecipeSetting::with_defaults(comparison::settings(&summary.run, summary.attempt.as_ref()))
+    };
     let recipes: Vec<Vec<RecipeSetting>> = summaries.iter().map(settings).collect();
     let recipes: Vec<_> = recipes.iter().map(|recipe| Some(recipe.as_slice())).collect();
     let differences = differences(&recipes);

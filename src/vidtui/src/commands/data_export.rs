@@ -61,7 +61,14 @@ fn check_and_export(
             clip.excluded.take_if(|reason| matches!(reason, dataset::ExclusionReason::TooShort { .. }));
         }
     }
-    manifest.refuse_if_dropped(args.max_dropped)?;
+    manifest.refuse_if_dropped(args.max_dropped).map_err(|failure| match args.format {
+        // The number of frames follows from the captions of a clip.
+        ExportFormat::TttVideoDit => Failure {
+            fix: format!("use clips of 3 s per caption, or accept the loss with --max-dropped: {}", failure.why),
+            ..failure
+        },
+        _ => failure,
+    })?;
     let request = ExportRequest {
         format: args.format,
         out: args.out.clone(),

@@ -117,8 +117,9 @@ fn tensorboard(workspace: &Workspace, args: &ExportArgs) -> Result<(), CommandEr
     }
     let dir = workspace.find_that(&args.run, |dir| dir.metrics().exists() && !is_imported(dir))?;
     report_latest(&args.run, &dir.root, false);
-    let real = |path: &Utf8Path| path.canonicalize_utf8().ok();
-    if real(to).is_some_and(|to| to.parent().is_some_and(|parent| parent.join("run.toml").exists())) {
+    let absolute = workspace.here.join(to);
+    let real = absolute.ancestors().find_map(|path| path.canonicalize_utf8().ok());
+    if real.is_some_and(|to| to.ancestors().any(|folder| folder.join("run.toml").exists())) {
         let why = "it is a folder of a run, which may write event files of its own there";
         return refuse(ErrorCode::InvalidArgument, format!("cannot export to {to}"), why, "choose another folder");
     }

@@ -47,7 +47,7 @@ fn show_run(dir: &RunDir, args: &RecipeShowArgs) -> Result<(), CommandError> {
             let why = format!("it was imported from {}, and has the settings of that log", imported.from);
             return refused("--set", why, "leave it out");
         }
-        let settings = comparison::settings(&run);
+        let settings = comparison::settings(&run, None);
         if !args.output.json {
             return output::text(&output::facts(&settings));
         }
@@ -55,7 +55,8 @@ fn show_run(dir: &RunDir, args: &RecipeShowArgs) -> Result<(), CommandError> {
         let settings: serde_json::Map<_, _> = settings.into_iter().map(|(key, text)| (key, value(text))).collect();
         return output::json(&settings);
     }
-    let mut table = completed(&run.recipe);
+    let last = dir.latest_attempt()?;
+    let mut table = completed(&comparison::newest_recipe(&run, last.as_ref()));
     if !args.set.is_empty() {
         let changed = run.recipe()?.with_sets(&dir.run_toml(), &args.set).map_err(recipe_failure)?;
         table = completed(&changed.0.to_table());

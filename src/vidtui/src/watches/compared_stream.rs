@@ -16,7 +16,8 @@ impl Stream {
             send(RunMsg::Opened)?;
             match dir.read_run() {
                 Ok(run) => {
-                    send(RunMsg::Recipe(settings(&run)))?;
+                    let last = dir.latest_attempt().ok().flatten();
+                    send(RunMsg::Recipe(settings(&run, last.as_ref())))?;
                 }
                 Err(error) => send(RunMsg::Lost(error.into()))?,
             }
