@@ -34,7 +34,8 @@ fn a_stage_is_launched_watched_stopped_resumed_with_one_key_and_exported() {
     assert_eq!(run.latest_attempt().unwrap().unwrap().start_step, saved);
 
     console.press("e").shows(&["Export to:", ".svg"]).press(ENTER).shows(&["Wrote "]);
-    console.press("e").press("\x15loss.png").press(ENTER).shows(&["loss.png"]);
+    console.press("e").press("\x15loss.png").press(ENTER).shows(&["Wrote ", "loss.png"]);
+    console.press("e").press("\x15loss.png").press(ENTER).shows(&["It exists", "choose another name"]).press(ENTER);
     let files = || site.root.read_dir_utf8().unwrap().map(|entry| entry.unwrap().file_name().to_owned());
     console.meanwhile("both charts", || {
         files().any(|name| name.ends_with(".svg")) && files().any(|name| name.ends_with(".png"))

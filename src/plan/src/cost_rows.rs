@@ -35,7 +35,7 @@ pub fn cost_rows(recipe: &Recipe, cores: Option<usize>) -> Vec<(String, String)>
         ("traffic", traffic(&cost.traffic)),
         ("work", work(&cost, recipe)),
     ];
-    let rows = rows.into_iter().chain(time(recipe, cores).map(|time| ("step time", time)));
+    let rows = rows.into_iter().chain(time(&cost, recipe, cores).map(|time| ("step time", time)));
     rows.map(|(name, value)| (name.to_owned(), value)).collect()
 }
 
@@ -100,12 +100,12 @@ fn listed(parts: &[(&str, u64)]) -> String {
 }
 
 /// Returns the estimated time of a step; `None` if the device is not known.
-fn time(recipe: &Recipe, cores: Option<usize>) -> Option<String> {
+fn time(cost: &Cost, recipe: &Recipe, cores: Option<usize>) -> Option<String> {
     let (step_s, device) = match cores {
         Some(cores) => {
-            (recipe.step_s_on_cores(cores), format!("on {} of this machine", units::counted(cores, "CPU core")))
+            (cost.step_s_on_cores(cores), format!("on {} of this machine", units::counted(cores, "CPU core")))
         }
-        None => (recipe.step_s_on_gpus()?, "on H100s, without the exchanges between ranks".to_owned()),
+        None => (cost.step_s_on_gpus(recipe)?, "on H100s, without the exchanges between ranks".to_owned()),
     };
     let time = match step_s {
         under if under < 1e-3 => "less than 1 ms".to_owned(),

@@ -290,13 +290,10 @@ const SLOW_STEP_S: f64 = 600.0;
 
 /// Returns the warning that a step takes long on the `cores` of this machine, if it does.
 fn slow_step(recipe: &Recipe, cores: usize) -> Option<String> {
-    let step_s = recipe.step_s_on_cores(cores);
+    let step_s = recipe.cost().step_s_on_cores(cores);
     (step_s > SLOW_STEP_S).then(|| {
-        format!(
-            "the trainer finds no GPU here: on {}, a step takes about {}",
-            counted(cores, "CPU core"),
-            units::duration(step_s)
-        )
+        let cores = counted(cores, "CPU core");
+        format!("a step takes about {} on {cores} of this machine", units::duration(step_s))
     })
 }
 

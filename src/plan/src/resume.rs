@@ -568,7 +568,8 @@ fn changed_steps(request: &ResumeRequest<'_>, recipe: &Recipe) -> Option<ResumeC
     let to = request.options.steps?;
     let before = request.facts.attempt.as_ref().and_then(|last| last.steps).or_else(|| recipe.train.length.steps());
     let change = recipe::Change { key: STEPS.into(), from: before.map(|steps| steps.to_string()), to: to.to_string() };
-    let effect = recipe::Key::find(STEPS).map_or(ResumeEffect::Training, |key| key.on_resume);
+    // A schedule with a length of its own does not depend on the total.
+    let effect = if recipe.optimizer.schedule_steps > 0 { ResumeEffect::None } else { ResumeEffect::Training };
     (before != Some(to)).then_some(ResumeChange { change, effect })
 }
 

@@ -156,16 +156,6 @@ impl Attempt {
         recipe
     }
 
-    /// Returns the table of a run's recipe with the total steps of this attempt.
-    pub fn effective_table(&self, recipe: &toml::Table) -> toml::Table {
-        let mut recipe = recipe.clone();
-        if let (Some(steps), Some(train)) = (self.steps, recipe.get_mut("train").and_then(toml::Value::as_table_mut)) {
-            train.remove("epochs");
-            train.insert("steps".into(), toml::Value::Integer(i64::try_from(steps).unwrap_or(i64::MAX)));
-        }
-        recipe
-    }
-
     /// Returns the SSH logins of the nodes: those of the hostfile, or Slurm's names of the nodes.
     pub fn ssh_logins(&self) -> Vec<Login> {
         match self.slurm {

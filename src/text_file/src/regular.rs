@@ -7,15 +7,15 @@ use std::fs::{self, File, FileType, OpenOptions};
 use std::io::{self, ErrorKind, Read};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// The folders of the open files of this process. A shell passes such a path for `<(COMMAND)`, and that pipe can be read.
 const OWN_FILES: [&str; 3] = ["/dev/fd", "/dev/stdin", "/proc/self/fd"];
 
 /// Opens a regular file, or a link to one, for reading. Never blocks.
 ///
-/// A link that another user made opens only what that user owns, or what everybody may read. Otherwise the author of a data set could
-/// link a caption to a private file of whoever encodes it.
+/// A link that another user made opens only files that this other user owns or that everybody may read. Otherwise, the author of a data
+/// set could link a caption to a private file of the user who encodes the data set.
 ///
 /// # Errors
 /// The file cannot be opened, or it is a folder, pipe, socket or device; or a link of another user leads to a private file.
@@ -26,43 +26,53 @@ pub fn open_regular(path: impl AsRef<Path>) -> io::Result<File> {
     // Another process may have replaced the file since then.
     let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
     let without_links = OpenHow::new().flags(flags).resolve(ResolveFlag::RESOLVE_NO_SYMLINKS);
-    let (file, has_links) = match openat2(AT_FDCWD, path, without_links) {
-        Ok(file) => (File::from(file), Some(false)),
-        Err(Errno::ELOOP) => (follow(path)?, Some(true)),
+    let has_link = match openat2(AT_FDCWD, path, without_links) {
+        Ok(file) => {
+            let file = File::from(file);
+            check(file.metadata()?.file_type())?;
+            return Ok(file);
+        }
+        Err(Errno::ELOOP) => true,
         // A kernel before Linux 5.6, or a container that forbids the call.
-        Err(Errno::ENOSYS | Errno::EPERM) => (follow(path)?, None),
+        Err(Errno::ENOSYS | Errno::EPERM) => false,
         Err(error) => return Err(error.into()),
     };
+    let file = OpenOptions::new().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(path)?;
     check(file.metadata()?.file_type())?;
-    if has_links != Some(false) {
-        check_links(path, &file, has_links.is_some())?;
-    }
+    check_links(path, &file, has_link)?;
     Ok(file)
 }
 
-fn follow(path: &Path) -> io::Result<File> {
-    OpenOptions::new().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(path)
-}
-
-/// Checks the links of a path to an open file. With `has_links`, the path had a link when the file was opened.
-fn check_links(path: &Path, file: &File, has_links: bool) -> io::Result<()> {
-    let this_user = Uid::effective().as_raw();
-    let links = path.ancestors().filter_map(|place| {
-        let about = fs::symlink_metadata(place).ok()?;
-        about.is_symlink().then_some((place, about.uid()))
-    });
-    let links: Vec<(&Path, u32)> = links.collect();
+/// Checks the links of a path to an open file. With `has_link`, the path had one when the file was opened.
+fn check_links(path: &Path, file: &File, has_link: bool) -> io::Result<()> {
+    let mut links = Vec::new();
+    links_of(path, &mut links);
     let refuse = |why: String| Err(io::Error::new(ErrorKind::PermissionDenied, why));
-    if has_links && links.is_empty() {
+    if has_link && links.is_empty() {
         return refuse("it was replaced while it was opened".into());
     }
-    let owner = file.metadata()?.uid();
+    let (this_user, owner) = (Uid::effective().as_raw(), file.metadata()?.uid());
     let foreign = links.into_iter().find(|(_, of)| ![this_user, 0, owner].contains(of));
     match foreign.filter(|_| !is_public(file)) {
         Some((place, of)) => {
             refuse(format!("{} is a link of user {of} to a private file of user {owner}", place.display()))
         }
         None => Ok(()),
+    }
+}
+
+/// Adds the links of a path, and those of their targets, each with its owner.
+fn links_of(path: &Path, links: &mut Vec<(PathBuf, u32)>) {
+    for place in path.ancestors() {
+        // As many as the kernel follows.
+        if links.len() >= 40 {
+            return;
+        }
+        let Some(about) = fs::symlink_metadata(place).ok().filter(fs::Metadata::is_symlink) else { continue };
+        links.push((place.to_owned(), about.uid()));
+        if let Ok(target) = fs::read_link(place) {
+            links_of(&place.parent().unwrap_or(Path::new("")).join(target), links);
+        }
     }
 }
 
@@ -190,8 +200,11 @@ mod tests {
         mode(&at("theirs"), 0o600);
         chown(at("theirs"), Some(1042), None).unwrap();
         assert_eq!(opens("to-theirs"), Ok(()));
+        // A link of this user to a link of the other one.
+        symlink(at("to-notes"), at("own")).unwrap();
+        assert_eq!(opens("own"), refused);
         lchown(at("to-notes"), Some(0), None).unwrap();
-        assert_eq!(opens("to-notes"), Ok(()));
+        assert_eq!((opens("to-notes"), opens("own")), (Ok(()), Ok(())));
     }
 
     #[test]

@@ -45,15 +45,6 @@ pub fn all(
     merge_passed(&run_checks(inputs, plan, |logins| workspace.transports(logins), progress))
 }
 
-/// Returns whether all ranks of a launch would run on the CPUs of this machine, also if a check fails.
-pub fn is_on_cpus_here(workspace: &Workspace, options: &LaunchOptions<'_>) -> bool {
-    let recipe = &options.subject.resolved().recipe;
-    let target = workspace.target(options.ranks, options.nodes, recipe.mesh.world(), recipe.run.spares);
-    let is_here = target.is_ok_and(|target| !target.has_other_nodes() && target.slurm.is_none());
-    let finds_gpus = || workspace.trainer(recipe.trainer).is_ok_and(|trainer| recipe.on_gpus(trainer.cuda));
-    is_here && !finds_gpus()
-}
-
 /// Returns checks as the launch form shows them. A check that several nodes pass becomes one row.
 ///
 /// * `nodes` — the nodes of the plan. Nodes without a result are pending, unless the checks are complete.

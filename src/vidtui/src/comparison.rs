@@ -40,9 +40,13 @@ pub fn settings(run: &Run, last: Option<&Attempt>) -> Vec<(String, String)> {
     }
 }
 
-/// Returns the recipe of a run with the total steps of its newest attempt.
+/// Returns the recipe of a run with the mesh and the total steps of its newest attempt.
 pub fn newest_recipe(run: &Run, last: Option<&Attempt>) -> toml::Table {
-    last.map_or_else(|| run.recipe.clone(), |last| last.effective_table(&run.recipe))
+    match (last, run.recipe()) {
+        (Some(last), Ok(recipe)) => last.effective(&recipe).to_table(),
+        // A newer version may have written the recipe.
+        _ => run.recipe.clone(),
+    }
 }
 
 /// Makes a chart with one panel per metric.

@@ -4,7 +4,7 @@ use crate::args::NodesArgs;
 use crate::chart_export;
 use crate::command_error::CommandError;
 use crate::commands::alerts::user_settings;
-use crate::commands::{encode, launch, sample};
+use crate::commands::{encode, launch, refuse_existing, sample};
 use crate::comparison;
 use crate::curves::{self, View};
 use crate::output::note;
@@ -12,6 +12,7 @@ use crate::queue::{Item, Sender};
 use crate::workspace::conversions;
 use crate::workspace::{Fitting, KillCallbacks, Workspace, report_in_words, stacks_in_words};
 use alerts::{Limits, test_alert};
+use camino::Utf8Path;
 use plan::KillHow;
 use rundir::{Failure, Mute, now_s};
 use std::collections::BTreeMap;
@@ -173,6 +174,7 @@ fn run(
             JobMsg::Done(Outcome::Stacks { run, report: stacks_in_words(&stacks) })
         }
         Request::Export { chart, to } => {
+            refuse_replacing(&to)?;
             let (summary, _) = at.summary(&at.dir(&chart.run))?;
             let measured = curves::read(&summary.dir)?;
             let group = match &chart.chart {
@@ -185,6 +187,7 @@ fn run(
             JobMsg::Done(Outcome::Exported(to))
         }
         Request::ExportComparison { comparison, to } => {
+            refuse_replacing(&to)?;
             let read = |run| comparison::read(at, &at.dir(run));
             let runs = comparison.runs.iter().map(read).collect::<Result<Vec<_>, _>>()?;
             let has_series = |name: &str| runs.iter().any(|run| run.measured.others().contains(name));
@@ -210,4 +213,10 @@ fn run(
             JobMsg::Done(Outcome::AlertsTested(tested.into_iter().map(|(name, _)| name.to_owned()).collect()))
         }
     })
+}
+
+/// Refuses to export to a file that exists.
+fn refuse_replacing(to: &Utf8Path) -> Result<(), CommandError> {
+    let refused = |error: CommandError| Failure { fix: "choose another name".into(), ..error.into_failure() };
+    refuse_existing(to, false).map_err(|error| refused(error).into())
 }

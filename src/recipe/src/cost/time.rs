@@ -1,6 +1,6 @@
 //! The estimated time of a step: its computation, and its transfers between the device and its backing store.
 
-use super::{Offloaded, RankMemory};
+use super::{Cost, Offloaded, RankMemory};
 use crate::{ComputeDtype, Recipe};
 
 /// The assumed speed of a CPU core in FLOP/s. Steps of small models in float32 and bfloat16 reached 0.04 to 0.06 TFLOP/s on each of two
@@ -23,15 +23,16 @@ pub(crate) fn speed(recipe: &Recipe) -> f64 {
     }
 }
 
-impl Recipe {
-    /// Returns the estimated seconds of a step on H100s, without the exchanges between ranks; `None` with `train.device = "cpu"`.
-    pub fn step_s_on_gpus(&self) -> Option<f64> {
-        self.expects_gpus().then(|| self.cost().step_flops / (self.mesh.world() as f64 * speed(self)))
+impl Cost {
+    /// Returns the estimated seconds of a step of the recipe on H100s, without the exchanges between ranks; `None` with
+    /// `train.device = "cpu"`.
+    pub fn step_s_on_gpus(&self, recipe: &Recipe) -> Option<f64> {
+        recipe.expects_gpus().then(|| self.step_flops / (recipe.mesh.world() as f64 * speed(recipe)))
     }
 
     /// Returns the estimated seconds of a step if all ranks share the `cores` of one machine.
     pub fn step_s_on_cores(&self, cores: usize) -> f64 {
-        self.cost().step_flops / (cores.max(1) as f64 * CORE)
+        self.step_flops / (cores.max(1) as f64 * CORE)
     }
 }
 

@@ -30,12 +30,11 @@ pub fn run(workspace: &Workspace, args: &CheckArgs) -> Result<(), CommandError> 
     let init = init.as_deref().into();
     let options = LaunchOptions { subject: &subject, ranks: how.local, nodes: &how.nodes, name: None, init, fitted };
     let recipe = &subject.resolved().recipe;
-    let is_planned = Cell::new(false);
-    let checks = checks::all(workspace, &options, &|_| is_planned.set(true), &|_| {});
-    // Estimates for the device that the ranks will have. A recipe that cannot start here yet is meant for this machine only if the number
-    // of ranks is given.
-    let is_meant = is_planned.get() || how.local.is_some();
-    let cores = (is_meant && checks::is_on_cpus_here(workspace, &options)).then(cores);
+    let is_on_cpus = Cell::new(None);
+    let checks = checks::all(workspace, &options, &|plan| is_on_cpus.set(Some(plan.is_on_cpus_here())), &|_| {});
+    // Without a plan, `--local` shows that the recipe is for this machine.
+    let finds_no_gpus = || workspace.trainer(recipe.trainer).is_ok_and(|trainer| !recipe.on_gpus(trainer.cuda));
+    let cores = is_on_cpus.get().unwrap_or_else(|| how.local.is_some() && finds_no_gpus()).then(cores);
     let on_cpus = cores.map(|_| recipe.on_cpus());
     let recipe = on_cpus.as_ref().unwrap_or(recipe);
     // The cost of an external trainer is unknown, and an encode has its own facts.

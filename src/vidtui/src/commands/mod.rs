@@ -120,7 +120,7 @@ pub fn run(args: &Args) -> Result<End, CommandError> {
 }
 
 /// Fails if a file exists that a command would write, unless the user replaces it.
-fn refuse_existing(to: &Utf8Path, replaces: bool) -> Result<(), CommandError> {
+pub fn refuse_existing(to: &Utf8Path, replaces: bool) -> Result<(), CommandError> {
     if replaces || to.symlink_metadata().is_err() {
         return Ok(());
     }
