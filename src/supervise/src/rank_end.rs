@@ -55,10 +55,9 @@ pub fn exit_file(job: &Job, ended: &[EndedRank], verdict: Verdict) -> ExitFile {
 /// Returns the failure of a rank: the recorded one, or one derived from its log and the kernel's counters.
 fn explain(rank: &EndedRank, job: &Job, ooms_before: Option<u64>) -> Failure {
     let who = format!("rank {} on node {}", rank.rank, job.node);
-    let read_log = format!("read {}, then resume from the last checkpoint", rank.log);
     let how = describe(rank);
     if rank.signal == Some(SIGKILL) && !rank.by_us {
-        let (code, why, fix) = killed(ooms_before.zip(oom_kills()), &rank.log);
+        let (code, why, fix) = killed(ooms_before.zip(oom_kills()));
         return Failure::new(code, format!("{who} was killed"), why, fix);
     }
     if let Some(mut failure) = job.run.read_rank_failure(&job.node, job.attempt.number, rank.rank) {
@@ -77,7 +76,12 @@ fn explain(rank: &EndedRank, job: &Job, ooms_before: Option<u64>) -> Failure {
     if reports_out_of_memory(&line) {
         return Failure::new(ErrorCode::OutOfMemory, format!("{who} ran out of memory"), why, LESS_MEMORY);
     }
-    Failure::new(ErrorCode::RankFailed, format!("{who} failed"), why, read_log)
+    let fix = if line.is_empty() {
+        format!("look at the messages of node {} (`dmesg`), then resume from the last checkpoint", job.node)
+    } else {
+        format!("read {}, then resume from the last checkpoint", rank.log)
+    };
+    Failure::new(ErrorCode::RankFailed, format!("{who} failed"), why, fix)
 }
 
 /// Names the rank that stopped answering in the failure of a rank that waited for it. A rank that is stopped, or whose node or file
@@ -126,24 +130,24 @@ fn disk_is_full(dir: &Utf8Path) -> bool {
 }
 
 /// Explains a SIGKILL that this supervisor did not send, given the kernel's count of out-of-memory kills before and now.
-fn killed(ooms: Option<(u64, u64)>, log: &Utf8Path) -> (ErrorCode, &'static str, String) {
+fn killed(ooms: Option<(u64, u64)>) -> (ErrorCode, &'static str, &'static str) {
     let memory = "use more ranks or settings that need less (`vidtui check RECIPE --fit-memory SIZE`), or free memory on the node (`dmesg` \
                   there names the process that the kernel chose); then resume from the last checkpoint";
     match ooms {
         Some((before, now)) if now > before => (
             ErrorCode::OutOfMemory,
             "the node ran out of memory, and the kernel ended the rank with signal 9 (SIGKILL)",
-            memory.to_owned(),
+            memory,
         ),
         Some(_) => (
             ErrorCode::RankKilled,
             "another process sent it signal 9 (SIGKILL); the kernel reports no out-of-memory kill on this node",
-            format!("find that process (a queue with a memory or time limit, a user); see the log {log}; then resume"),
+            "find that process (a queue with a memory or time limit, a user), then resume from the last checkpoint",
         ),
         None => (
             ErrorCode::RankKilled,
             "it received signal 9 (SIGKILL), which its supervisor did not send; most often the node ran out of memory",
-            memory.to_owned(),
+            memory,
         ),
     }
 }
@@ -248,7 +252,7 @@ mod tests {
 
     #[test]
     fn a_kill_is_attributed_to_memory_only_if_the_kernel_counted_one() {
-        let code = |ooms| killed(ooms, Utf8Path::new("rank.log")).0;
+        let code = |ooms| killed(ooms).0;
         assert_eq!(code(Some((4, 5))), ErrorCode::OutOfMemory);
         assert_eq!(code(Some((5, 5))), ErrorCode::RankKilled);
         assert_eq!(code(None), ErrorCode::RankKilled);

@@ -76,6 +76,8 @@ pub struct StagesScreen {
     pub selected: usize,
     /// First visible row of the list.
     pub top: usize,
+    /// The run from which the screen was opened. The stage after its stage starts from its weights.
+    pub from: Option<RunId>,
 }
 
 /// State of the Recipes screen.

@@ -98,10 +98,24 @@ pub fn weights<'a>(model: &'a Model, curriculum: &'a CurriculumView, stage: &'a 
             let stages = curriculum.stages.as_deref().unwrap_or_default();
             let at = stages.iter().position(|s| s.name == stage.name).unwrap_or(0);
             let Some(before) = at.checked_sub(1).and_then(|at| stages.get(at)) else { return Weights::Random };
-            let checkpoint = checkpoint(model, curriculum, before);
+            let checkpoint =
+                chosen_checkpoint(model, curriculum, before).or_else(|| checkpoint(model, curriculum, before));
             checkpoint.map_or(Weights::Missing(before), |(row, step)| Weights::Run(row, step))
         }
     }
+}
+
+/// Returns the run from which the screen was opened and the step of its newest checkpoint, if it is a finished run of this
+/// stage.
+fn chosen_checkpoint<'a>(
+    model: &'a Model,
+    curriculum: &CurriculumView,
+    stage: &StageView,
+) -> Option<(&'a RunRow, u64)> {
+    let row = model.row(model.screens.stages.from.as_ref()?)?;
+    let is_of_stage = row.curriculum.as_ref() == Some(&curriculum.path) && row.stage.as_ref() == Some(&stage.name);
+    let step = row.checkpoint_step.filter(|_| is_of_stage && StateKind::of(&row.state) == StateKind::Finished)?;
+    Some((row, step))
 }
 
 /// Returns the run and the step of the checkpoint that the stage after this one starts from: the newest one of the
@@ -119,8 +133,8 @@ pub fn checkpoint<'a>(
     finished.or_else(|| saved().next())
 }
 
-/// Opens the screen and selects a stage: that of the current run, or the next one if the run has finished. Without
-/// such a run, it selects the first stage that has no finished run.
+/// Opens the screen and selects a stage: that of the current run, or the next one, which then starts from its weights, if the
+/// run has finished. Without such a run, it selects the first stage that has no finished run.
 pub fn open(model: &mut Model) {
     let target = model.target().filter(|row| row.stage.is_some());
     let wanted = target.map(|row| {
@@ -131,12 +145,14 @@ pub fn open(model: &mut Model) {
     let of_run = wanted.and_then(|(path, name)| {
         all_stages(model).position(|(c, stage)| Some(&c.path) == path.as_ref() && Some(&stage.name) == name.as_ref())
     });
+    let from = target.map(|row| row.run.clone());
     let unfinished = || {
         all_stages(model).position(|(c, stage)| {
             !model.runs_of_stage(&c.path, &stage.name).any(|row| StateKind::of(&row.state) == StateKind::Finished)
         })
     };
     model.screens.stages.selected = of_run.or_else(unfinished).unwrap_or(0);
+    model.screens.stages.from = from;
     model.screen = Screen::Stages;
     keep_selection(model);
 }

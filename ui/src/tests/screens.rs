@@ -90,6 +90,19 @@ fn a_finished_run_shows_whether_its_next_stage_has_started() {
 }
 
 #[test]
+fn the_next_stage_starts_from_the_selected_run_also_if_another_run_of_its_stage_is_newer() {
+    let newer = RunRow { run: stage_2(), checkpoint_step: Some(99), ..finished() };
+    let older = finished();
+    let started_from = |keys: &str| {
+        let mut ui = Ui::with_runs(vec![newer.clone(), older.clone()]);
+        ui.press(keys);
+        ui.screen()
+    };
+    assert!(started_from("g n").contains("step 99"));
+    assert!(started_from("G n").contains("step 240"));
+}
+
+#[test]
 fn convert_empty() {
     let mut ui = Ui::with_runs(vec![running(83)]);
     ui.press("4");

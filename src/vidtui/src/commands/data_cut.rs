@@ -35,8 +35,9 @@ pub fn run(args: &DataCutArgs) -> Result<(), CommandError> {
         }
         let clips = report.videos.iter().map(|video| video.clips).sum();
         note!(
-            "{} in {out}; add a caption to each: {out}/NAME.txt, then vidtui data check {out}",
-            units::counted(clips, "clip")
+            "{} in {out}; add a caption to each: {}, then vidtui data check {out}",
+            units::counted(clips, "clip"),
+            out.join("NAME.txt")
         );
         output::line(report.table.as_str())?;
     }

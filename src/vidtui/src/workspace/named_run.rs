@@ -90,7 +90,12 @@ impl Workspace {
                 };
                 let more = more(matching.len() - some.len());
                 let why = format!("{} {which}: {}{more}", matching.len(), some.join(", "));
-                not_found(ErrorCode::AmbiguousName, why, "write the id, or its end".into())
+                Err(CommandError::request(Failure::new(
+                    ErrorCode::AmbiguousName,
+                    format!("cannot choose a run by '{name}'"),
+                    why,
+                    "write the id, or its end",
+                )))
             }
         }
     }
