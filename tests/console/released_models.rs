@@ -53,6 +53,7 @@ fn data(site: &TestSite, name: &str) -> String {
         ConditionKind::None => vec![],
         ConditionKind::Image => vec![("image", &image)],
         ConditionKind::Inpaint => vec![("known", &known), ("masked", &latent)],
+        other => unreachable!("CogVideoX has no condition {other:?}"),
     };
     let mut tensors: Vec<(String, &[usize])> = vec![("latent".into(), &latent)];
     for draw in 0..recipe.condition.draws() {

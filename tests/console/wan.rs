@@ -52,25 +52,38 @@ fn umt5(folder: &Utf8Path) {
 
 /// Makes a folder with the encoders of Wan, the weights of a network, and two clips with captions.
 fn prepare(site: &TestSite) {
+    prepare_with(site, "vae21_tiny", "t2v_tiny", "64:48");
+}
+
+/// As [`prepare`], with a VAE and a network of the fixtures, and clips of a size, columns and rows.
+fn prepare_with(site: &TestSite, vae: &str, network: &str, size: &str) {
     let model = site.root.join("model");
     umt5(&model.join("text_encoder"));
     for (part, from) in [
-        ("vae", "tests/fixtures/oracle/wan/vae21_tiny/vae"),
-        ("transformer", "tests/fixtures/oracle/wan/t2v_tiny/transformer"),
-        ("tokenizer", "tests/fixtures/oracle/t5/t5_v1_1_tiny/tokenizer"),
+        ("vae", format!("tests/fixtures/oracle/wan/{vae}/vae")),
+        ("transformer", format!("tests/fixtures/oracle/wan/{network}/transformer")),
+        ("tokenizer", "tests/fixtures/oracle/t5/t5_v1_1_tiny/tokenizer".to_owned()),
     ] {
-        symlink(project(from), model.join(part)).unwrap();
+        symlink(project(&from), model.join(part)).unwrap();
     }
     fs::create_dir_all(site.root.join("videos")).unwrap();
     for (name, start) in [("one", "0"), ("two", "1")] {
         let clip = site.root.join(format!("videos/{name}.mp4"));
         let mut ffmpeg = Command::new("ffmpeg");
         ffmpeg.args(["-v", "error", "-ss", start, "-i", project("assets/demo/bunny.mp4").as_str()]);
-        ffmpeg.args(["-vf", "fps=16,scale=64:48", "-frames:v", "9", clip.as_str()]);
+        let filter = format!("fps=16,scale={size}");
+        ffmpeg.args(["-vf", &filter, "-frames:v", "9", clip.as_str()]);
         assert!(ffmpeg.status().unwrap().success());
         site.write(&format!("videos/{name}.txt"), "a  rabbit &amp; a butterfly");
     }
-    for (name, base) in [("full", "2.1-1.3b"), ("lora", "2.1-1.3b-lora"), ("low", "2.2-a14b-low-lora")] {
+    let recipes = [
+        ("full", "2.1-1.3b"),
+        ("lora", "2.1-1.3b-lora"),
+        ("low", "2.2-a14b-low-lora"),
+        ("image", "2.2-i2v-a14b-high-lora"),
+        ("5b", "2.2-5b-lora"),
+    ];
+    for (name, base) in recipes {
         let base = project(&format!("configs/wan/{base}.toml"));
         let lora = if name == "full" { "" } else { "[lora]\nrank = 4\n" };
         site.write(&format!("{name}.toml"), &format!("base = \"{base}\"\nname = \"{name}\"\n{TINY}{lora}"));
@@ -134,7 +147,88 @@ fn encoders_and_weights_of_another_family_are_refused_before_the_start() {
     symlink(project("tests/fixtures/oracle/t5/t5_v1_1_tiny/text_encoder"), &t5).unwrap();
     let refused = site.fails(&["data", "encode", "videos", "--for", "lora.toml", "--out", "data", "--local", "1"]);
     assert!(refused.contains("its text encoder is that of CogVideoX, and the model is one of Wan"), "{refused}");
+    // The VAE of 2.2, for a model of 2.1.
+    fs::remove_file(&t5).unwrap();
+    umt5(&t5);
+    let vae = site.root.join("model/vae");
+    fs::remove_file(&vae).unwrap();
+    symlink(project("tests/fixtures/oracle/wan/vae22_tiny/vae"), &vae).unwrap();
+    let refused = site.fails(&["data", "encode", "videos", "--for", "lora.toml", "--out", "data", "--local", "1"]);
+    assert!(refused.contains("48 channels"), "{refused}");
+    let refused = site.fails(&[
+        "data",
+        "encode",
+        "videos",
+        "--for",
+        "5b.toml",
+        "--set",
+        "encoders.latent_pixels=8",
+        "--out",
+        "data",
+    ]);
+    assert!(refused.contains("encoders.latent_pixels = 16"), "{refused}");
     let image = project("tests/fixtures/oracle/wan/i2v21_tiny/transformer");
     let refused = site.fails(&["convert", image.as_str(), "weights", "--to", "internal"]);
     assert!(refused.contains("image_dim"), "{refused}");
+}
+
+/// Returns the roles of the tensors that the first clip of the data set `data` has besides its latent.
+fn stored(site: &TestSite) -> Vec<String> {
+    let index = fs::read_to_string(site.root.join("data/index.jsonl")).unwrap();
+    let line: serde_json::Value = serde_json::from_str(index.lines().nth(1).unwrap()).unwrap();
+    line["extra"].as_object().map(|extra| extra.keys().cloned().collect()).unwrap_or_default()
+}
+
+/// Returns the mean difference of the first picture of a video to another picture, from 0 to 255.
+fn difference(video: &str, picture: &Utf8Path) -> f64 {
+    let rgb = |path: &str, size: &str| {
+        let mut ffmpeg = Command::new("ffmpeg");
+        ffmpeg.args(["-v", "error", "-i", path, "-vf", &format!("scale={size}"), "-frames:v", "1"]);
+        ffmpeg.args(["-f", "rawvideo", "-pix_fmt", "rgb24", "-"]).output().unwrap().stdout
+    };
+    let (a, b) = (rgb(video, "64:64"), rgb(picture.as_str(), "64:64"));
+    assert_eq!((a.len(), b.len()), (64 * 64 * 3, 64 * 64 * 3));
+    a.iter().zip(&b).map(|(a, b)| f64::from(a.abs_diff(*b))).sum::<f64>() / a.len() as f64
+}
+
+#[test]
+fn a_folder_of_clips_becomes_an_adapter_that_makes_videos_of_images() {
+    for (network, vae, recipe, size, extra) in [
+        ("i2v22_tiny", "vae21_tiny", "image.toml", "64:48", &["masked"][..]),
+        ("ti2v5b_tiny", "vae22_tiny", "5b.toml", "128:96", &[]),
+    ] {
+        let Some(site) = site_with_trainer() else { return };
+        prepare_with(&site, vae, network, size);
+        site.succeeds(&["convert", "model", "weights", "--to", "internal"]);
+        site.succeeds(&["data", "encode", "videos", "--for", recipe, "--out", "data", "--local", "1", "--wait"]);
+        assert_eq!(stored(&site), extra, "{network}");
+        let sets = ["--set", "mesh.dp_shard=2", "--set", "condition.image_dropout=0.5"];
+        let start = ["--init", "weights", "--local", "2", "--wait", "--json"];
+        let started = site.json(&[&["launch", recipe], &start[..], &sets[..]].concat());
+        let run = RunDir::new(started["dir"].as_str().unwrap());
+        let losses: Vec<f64> =
+            runstate::recent_metrics(&run).unwrap().iter().filter_map(|sample| sample.loss).collect();
+        assert!(losses.len() == 6 && losses.iter().all(|loss| loss.is_finite() && *loss > 0.0), "{losses:?}");
+
+        let picture = site.root.join("picture.png");
+        let mut ffmpeg = Command::new("ffmpeg");
+        ffmpeg.args(["-v", "error", "-i", site.root.join("videos/one.mp4").as_str(), "-frames:v", "1"]);
+        assert!(ffmpeg.arg(picture.as_str()).status().unwrap().success());
+        let prompt = ["--prompt", "a rabbit", "--steps", "3", "--json", "--image", "picture.png"];
+        let made = site.json(&[&["sample", "latest"], &prompt[..]].concat());
+        let video = made["videos"][0]["path"].as_str().unwrap();
+        assert_eq!(made["videos"][0]["sample"]["frames"], 9, "{network}");
+        if network == "ti2v5b_tiny" {
+            // Weights that no run trained: the pixels of a latent pixel and the use of an image follow from the folder.
+            let folder = [&["sample", "model", "--frames", "9", "--width", "128", "--height", "96"], &prompt[..]];
+            let of_folder = site.json(&folder.concat());
+            assert_eq!(of_folder["videos"][0]["sample"]["fps"], 24.0);
+            // The VAE is random: what it makes of the picture is the first frame of every video that begins with it.
+            let first = video::read_image(&picture)
+                .map(|_| difference(video, Utf8Path::new(of_folder["videos"][0]["path"].as_str().unwrap())));
+            assert!(first.unwrap() < 3.0, "the first frames are those of the picture");
+        }
+        let refused = site.fails(&["sample", "latest", "--prompt", "a rabbit", "--steps", "3", "--width", "72"]);
+        assert!(refused.contains("--width"), "{refused}");
+    }
 }

@@ -116,6 +116,18 @@ impl Scene {
         folder
     }
 
+    /// Like [`Scene::dataset`]; each latent also has the latent of a masked video.
+    pub fn masked_dataset(&self, name: &str, frames: usize, size: [usize; 2], items: usize) -> Utf8PathBuf {
+        let folder = self.dataset(name, frames, size, items);
+        for item in 0..items {
+            let shape = [frames, 4, size[0], size[1]];
+            let values = |number: usize| pattern(shape.iter().product(), number as u64);
+            let tensors = [("latent", &values(item)[..]), ("masked", &values(100 + item))];
+            write_all(&folder.join(format!("latent-{item}.safetensors")), &tensors, &shape);
+        }
+        folder
+    }
+
     /// Writes as many `texts` of `text_len` tokens beside each latent of a folder, and the index; returns the index.
     pub fn text_dataset(&self, folder: &Utf8Path, text_len: usize, texts: u64) -> Utf8PathBuf {
         self.text_dataset_of_width(folder, text_len, texts, 8)
@@ -538,7 +550,14 @@ fn pattern(len: usize, item: u64) -> Vec<f32> {
 }
 
 fn write(path: &Utf8Path, name: &str, shape: &[usize], values: &[f32]) {
-    let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
-    let view = TensorView::new(safetensors::Dtype::F32, shape.to_vec(), &bytes).unwrap();
-    safetensors::serialize_to_file([(name, view)], None, path.as_std_path()).unwrap();
+    write_all(path, &[(name, values)], shape);
+}
+
+/// Writes tensors of one shape.
+fn write_all(path: &Utf8Path, tensors: &[(&str, &[f32])], shape: &[usize]) {
+    let bytes = |values: &[f32]| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
+    let tensors: Vec<_> = tensors.iter().map(|(name, values)| (*name, bytes(values))).collect();
+    let view = |bytes| TensorView::new(safetensors::Dtype::F32, shape.to_vec(), bytes).unwrap();
+    let views = tensors.iter().map(|(name, bytes)| (*name, view(bytes)));
+    safetensors::serialize_to_file(views, None, path.as_std_path()).unwrap();
 }

@@ -17,6 +17,25 @@ fn wan_gives_the_same_losses_on_every_mesh() {
 }
 
 #[test]
+fn a_first_frame_and_an_image_clip_give_the_same_losses_on_every_mesh() {
+    let scene = Scene::of_wan();
+    let clips = format!("data.index={}", scene.text_dataset(&scene.masked_dataset("clips", 3, [4, 4], 11), 16, 1));
+    let sets = ["train.steps=8", "train.global_batch=4", "checkpoint.interval=0", "optimizer.lr=1e-3"];
+    let first_frame = ["condition.kind=first_frame", "condition.image_dropout=0.4"];
+    let image_clip = ["condition.kind=image_clip", "model.in_channels=12", &clips];
+    let without = losses(&scene.launch("none", &[1, 1], &sets).finish());
+    for (name, condition) in [("first", &first_frame[..]), ("clip", &image_clip)] {
+        let sets = [&sets[..], condition].concat();
+        let want = losses(&scene.launch(name, &[1, 1], &sets).finish());
+        assert!(want.iter().all(|loss| loss.is_finite()) && want != without, "{want:?}");
+        for mesh in [&[1, 2][..], &[1, 1, 2], &[1, 2, 2]] {
+            let run = scene.launch(&format!("{name}-{}", mesh.len() * mesh[1]), mesh, &sets).finish();
+            assert_close(&losses(&run), &want, 1e-4, &format!("{name} on mesh {mesh:?}"));
+        }
+    }
+}
+
+#[test]
 fn adapters_and_an_average_of_wan_resume_on_another_mesh() {
     let scene = Scene::of_wan();
     let adapters = ["train.trainable=lora", "lora.rank=4", "lora.targets=[\"attention\", \"feed_forward\"]"];

@@ -1,4 +1,4 @@
-//! Finds and checks the tensors that a recipe's condition (`[condition]`: image-to-video or inpainting) needs for each sample, besides
+//! Finds and checks the tensors that a recipe's condition (`[condition]`: image to video or inpainting) needs for each sample, besides
 //! its latent and its texts.
 
 use crate::import::IMPORTED;
@@ -15,14 +15,16 @@ use weights::Header;
 pub const IMAGE: &str = "image";
 /// The name of the tensor with the share of each latent pixel that is not masked, from 0 to 1: `[T, 1, H, W]`.
 pub const KNOWN: &str = "known";
-/// The name of the tensor with the latent of the masked video: `[T, C, H, W]`, or its means and log-variances `[T, 2C, H, W]`.
+/// The name of the tensor with the latent of the masked video, whose hidden pixels are grey for Wan and black for CogVideoX-Fun: `[T, C, H, W]`, or its means and log-variances `[T, 2C, H, W]`.
 pub const MASKED: &str = "masked";
 
 /// Returns the names of the tensors that a condition needs. In a store, a name is the role of a tensor that a clip has besides its
 /// latent. With one file per clip, the tensors are in the file of the latent.
 pub fn condition_tensors(kind: ConditionKind) -> &'static [&'static str] {
     match kind {
-        ConditionKind::None => &[],
+        // The first frame is that of the latent.
+        ConditionKind::None | ConditionKind::FirstFrame => &[],
+        ConditionKind::ImageClip => &[MASKED],
         ConditionKind::Image => &[IMAGE],
         ConditionKind::Inpaint => &[KNOWN, MASKED],
     }
@@ -102,6 +104,7 @@ fn check_spec(data: &Utf8Path, condition: &Conditioning) -> Result<(), Failure> 
     let Some(made) = &spec.condition else {
         let needs = match wanted.kind {
             ConditionKind::Image => "the latent of each clip's first image",
+            ConditionKind::ImageClip => "the latent of each clip with grey frames after the first",
             _ => "masks and the latents of masked videos",
         };
         let why = match spec.frames.mode == IMPORTED {

@@ -201,9 +201,10 @@ impl EncodeInputs {
         let condition = &self.recipe.condition;
         let conditions = condition.draws()
             * match condition.kind {
-                ConditionKind::None => 0,
+                ConditionKind::None | ConditionKind::FirstFrame => 0,
                 ConditionKind::Image => channels,
                 ConditionKind::Inpaint => count * (channels + 1),
+                ConditionKind::ImageClip => count * channels,
             };
         // Moments: mean and log-variance, in bf16.
         let latent = (count * channels + conditions) * pixels * 2;
@@ -299,6 +300,7 @@ fn check_scenes(recipe: &Recipe, manifest: &ClipManifest) -> Result<(), Failure>
 /// Checks the size of an encode, or of each bucket, against the VAE.
 fn check_sizes(recipe: &Recipe, vae: &VideoVaeConfig) -> Result<(), Failure> {
     let encode = &recipe.encode;
+    check_latent_pixels(&recipe.encoders, vae)?;
     match recipe.buckets() {
         None => check_size(None, [encode.frames, encode.height, encode.width], vae),
         Some(buckets) => buckets
@@ -306,6 +308,25 @@ fn check_sizes(recipe: &Recipe, vae: &VideoVaeConfig) -> Result<(), Failure> {
             .into_iter()
             .try_for_each(|bucket| check_size(Some(bucket), [bucket.frames, bucket.height, bucket.width], vae)),
     }
+}
+
+/// Checks that the VAE has as many pixels per latent pixel as the recipe assumes.
+///
+/// # Errors
+/// [`ErrorCode::InvalidRecipe`] with the number of the VAE.
+pub(crate) fn check_latent_pixels(encoders: &Encoders, vae: &VideoVaeConfig) -> Result<(), Failure> {
+    let (own, wanted) = (vae.spatial_factor(), encoders.latent_pixels);
+    if own == wanted {
+        return Ok(());
+    }
+    Err(Failure::new(
+        ErrorCode::InvalidRecipe,
+        format!("the VAE in {} does not fit the recipe", encoders.folder),
+        format!(
+            "it makes one latent pixel of {own} pixels in rows and columns, and encoders.latent_pixels is {wanted}"
+        ),
+        format!("set encoders.latent_pixels = {own} for this VAE, or use the folder of another model"),
+    ))
 }
 
 /// Checks a size of `[encode]`, or of a bucket.

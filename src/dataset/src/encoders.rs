@@ -1,7 +1,7 @@
 //! Checks that the VAE, the text encoder and the tokenizer in a folder belong together and to a model.
 
 use crate::check_folder;
-use crate::encode::{check_tokens, open_tokenizer};
+use crate::encode::{check_latent_pixels, check_tokens, open_tokenizer};
 use recipe::{Encoders, FamilyName, Model, Task};
 use rundir::{ErrorCode, Failure};
 use weights::{T5Config, VideoVaeConfig};
@@ -37,6 +37,7 @@ pub fn check_encoders(encoders: &Encoders, model: &Model, task: Task) -> Result<
             model.out_channels
         ));
     }
+    check_latent_pixels(encoders, &vae)?;
     if features != model.text_dim {
         return refuse(format!(
             "the embeddings of its text encoder have {features} features, and those of the model have {}",

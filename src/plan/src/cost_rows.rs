@@ -44,7 +44,7 @@ fn memory_row(recipe: &Recipe, cost: &Cost) -> String {
     match recipe.largest_bucket() {
         None => memory(&cost.memory, recipe.overhead()),
         Some(bucket) => {
-            let shape = bucket.latent();
+            let shape = recipe.latent_of(bucket);
             let batch = recipe.micro_batch_at(shape);
             format!("bucket {bucket} × {batch}: {}", memory(&recipe.cost_at(shape).memory, recipe.overhead()))
         }

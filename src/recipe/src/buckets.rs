@@ -14,12 +14,14 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{LATENT_FRAMES, PIXELS, Recipe, Shape, VIDEO_FRAMES, nearest_clip_frames};
+use crate::{LATENT_FRAMES, Recipe, Shape, VIDEO_FRAMES, nearest_clip_frames};
 use open_sora::{OpenSora, is_large_enough};
 use token_budget::TokenBudget;
 
-/// Sides that a rule computes are rounded down to multiples of this: 8 pixels of the VAE × 2 latent pixels of a patch.
+/// The sides of Open-Sora 2 are multiples of this: 8 pixels of its VAE × 2 latent pixels of a patch.
 const MULTIPLE: usize = 16;
+/// The latent pixels of a patch, to which the sides that a rule computes are rounded down.
+const PATCH: usize = 2;
 
 words! {
     /// The rule by which clips are assigned to buckets.
@@ -140,24 +142,10 @@ pub struct Bucket {
 }
 
 impl Bucket {
-    /// Rounds both sides down to multiples of [`MULTIPLE`]. The sizes of Open-Sora 1.2 are not all multiples.
-    fn rounded(self) -> Self {
-        let round = |side: usize| (side / MULTIPLE * MULTIPLE).max(MULTIPLE);
+    /// Rounds both sides down to multiples of `multiple`. The sizes of Open-Sora 1.2 are not all multiples.
+    fn rounded(self, multiple: usize) -> Self {
+        let round = |side: usize| (side / multiple * multiple).max(multiple);
         Bucket { height: round(self.height), width: round(self.width), ..self }
-    }
-
-    /// Returns the size of a clip with this latent.
-    pub fn of_latent(shape: Shape) -> Self {
-        Bucket {
-            frames: (shape.frames - 1) * VIDEO_FRAMES + 1,
-            height: shape.height * PIXELS,
-            width: shape.width * PIXELS,
-        }
-    }
-
-    /// Returns the size of the latent.
-    pub fn latent(self) -> Shape {
-        Shape { frames: (self.frames - 1) / VIDEO_FRAMES + 1, height: self.height / PIXELS, width: self.width / PIXELS }
     }
 }
 
@@ -195,6 +183,8 @@ pub enum Misfit {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Buckets {
     rule: Rule,
+    /// The pixels of the VAE per latent pixel (`encoders.latent_pixels`).
+    pixels: usize,
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -219,7 +209,7 @@ impl BadBuckets {
 
 impl Buckets {
     /// Makes the buckets of a rule; `None` without entries.
-    pub(crate) fn new(rule: BucketRule, specs: &[BucketSpec]) -> Result<Option<Self>, BadBuckets> {
+    pub(crate) fn new(rule: BucketRule, specs: &[BucketSpec], pixels: usize) -> Result<Option<Self>, BadBuckets> {
         if specs.is_empty() {
             return match rule {
                 BucketRule::List => Ok(None),
@@ -240,14 +230,15 @@ impl Buckets {
                 ));
             }
         }
-        Self::of(rule, specs).map(Some)
+        Self::of(rule, specs, pixels).map(Some)
     }
 
     /// Makes the buckets of a rule without checking the keys and the frames of its entries.
-    fn of(rule: BucketRule, specs: &[BucketSpec]) -> Result<Self, BadBuckets> {
+    fn of(rule: BucketRule, specs: &[BucketSpec], pixels: usize) -> Result<Self, BadBuckets> {
         Ok(Buckets {
+            pixels,
             rule: match rule {
-                BucketRule::List => Rule::List(list(specs)?),
+                BucketRule::List => Rule::List(list(specs, pixels)?),
                 BucketRule::OpenSora12 | BucketRule::OpenSora2 => Rule::OpenSora(OpenSora::new(rule, specs)?),
                 BucketRule::TokenBudget => Rule::TokenBudget(TokenBudget::new(specs)?),
             },
@@ -263,8 +254,8 @@ impl Buckets {
     pub fn assign(&self, clip: ClipSize, seed: u64) -> Result<Bucket, Misfit> {
         match &self.rule {
             Rule::List(buckets) => nearest(buckets, clip),
-            Rule::OpenSora(rule) => rule.assign(clip, seed).map(Bucket::rounded),
-            Rule::TokenBudget(rule) => Ok(rule.assign(clip, seed)),
+            Rule::OpenSora(rule) => rule.assign(clip, seed).map(|bucket| self.rounded(bucket)),
+            Rule::TokenBudget(rule) => Ok(self.rounded(rule.assign(clip, seed))),
         }
     }
 
@@ -297,9 +288,20 @@ impl Buckets {
     fn with_batches(&self) -> Vec<(Bucket, Option<usize>)> {
         match &self.rule {
             Rule::List(buckets) => buckets.clone(),
-            Rule::OpenSora(rule) => rule.all().map(|(bucket, batch)| (bucket.rounded(), batch)).collect(),
-            Rule::TokenBudget(rule) => rule.all().collect(),
+            Rule::OpenSora(rule) => rule.all().map(|(bucket, batch)| (self.rounded(bucket), batch)).collect(),
+            Rule::TokenBudget(rule) => rule
+                .all()
+                .map(|bucket| {
+                    let bucket = self.rounded(bucket);
+                    (bucket, rule.batch_of(bucket))
+                })
+                .collect(),
         }
+    }
+
+    /// Returns a bucket that a rule computed, with whole patches of latent pixels.
+    fn rounded(&self, bucket: Bucket) -> Bucket {
+        bucket.rounded(PATCH * self.pixels)
     }
 }
 
@@ -307,19 +309,35 @@ impl Recipe {
     /// Returns the buckets; `None` if the recipe has none.
     pub fn buckets(&self) -> Option<Buckets> {
         // The check of the recipe has accepted its buckets.
-        Buckets::new(self.data.bucket_rule, &self.data.buckets).ok().flatten()
+        Buckets::new(self.data.bucket_rule, &self.data.buckets, self.encoders.latent_pixels).ok().flatten()
+    }
+
+    /// Returns the size of the latent of a clip.
+    pub fn latent_of(&self, clip: Bucket) -> Shape {
+        let pixels = self.encoders.latent_pixels;
+        Shape { frames: (clip.frames - 1) / VIDEO_FRAMES + 1, height: clip.height / pixels, width: clip.width / pixels }
+    }
+
+    /// Returns the size of a clip with a latent of this shape.
+    pub fn clip_of(&self, latent: Shape) -> Bucket {
+        let pixels = self.encoders.latent_pixels;
+        Bucket {
+            frames: (latent.frames - 1) * VIDEO_FRAMES + 1,
+            height: latent.height * pixels,
+            width: latent.width * pixels,
+        }
     }
 
     /// Returns the micro-batch size of a rank for latents of a shape: that of the bucket, otherwise that of `[train]`.
     pub fn micro_batch_at(&self, shape: Shape) -> usize {
-        let of_bucket = self.buckets().and_then(|buckets| buckets.batch_of(Bucket::of_latent(shape)));
+        let of_bucket = self.buckets().and_then(|buckets| buckets.batch_of(self.clip_of(shape)));
         of_bucket.unwrap_or(self.train.global_batch / self.mesh.data_ranks() / self.train.grad_accum)
     }
 
     /// Returns the bucket with the most tokens per micro-batch, which needs the most memory.
     pub fn largest_bucket(&self) -> Option<Bucket> {
         let tokens = |bucket: &Bucket| {
-            let shape = bucket.latent();
+            let shape = self.latent_of(*bucket);
             self.micro_batch_at(shape) * self.at(shape).model.seq_len()
         };
         self.buckets()?.all().into_iter().max_by_key(tokens)
@@ -328,9 +346,9 @@ impl Recipe {
     /// Returns the recipe for batches of the largest bucket alone; without buckets, the recipe itself.
     pub fn in_largest_bucket(&self) -> Recipe {
         let Some(bucket) = self.largest_bucket() else { return self.clone() };
-        let mut recipe = self.at(bucket.latent());
-        recipe.train.global_batch =
-            self.micro_batch_at(bucket.latent()) * self.mesh.data_ranks() * self.train.grad_accum;
+        let latent = self.latent_of(bucket);
+        let mut recipe = self.at(latent);
+        recipe.train.global_batch = self.micro_batch_at(latent) * self.mesh.data_ranks() * self.train.grad_accum;
         recipe.data.buckets.clear();
         recipe
     }
@@ -362,7 +380,7 @@ fn foreign(key: &str, rule: BucketRule) -> BadBuckets {
     BadBuckets { why, fix }
 }
 
-fn list(specs: &[BucketSpec]) -> Result<Vec<(Bucket, Option<usize>)>, BadBuckets> {
+fn list(specs: &[BucketSpec], pixels: usize) -> Result<Vec<(Bucket, Option<usize>)>, BadBuckets> {
     let mut buckets: Vec<(Bucket, Option<usize>)> = Vec::new();
     for spec in specs {
         let (Some(height), Some(width)) = (spec.height, spec.width) else {
@@ -373,14 +391,14 @@ fn list(specs: &[BucketSpec]) -> Result<Vec<(Bucket, Option<usize>)>, BadBuckets
         };
         let bucket = Bucket { frames: spec.frames, height, width };
         if let Some((key, size)) =
-            [("height", height), ("width", width)].into_iter().find(|(_, n)| !n.is_multiple_of(PIXELS))
+            [("height", height), ("width", width)].into_iter().find(|(_, n)| !n.is_multiple_of(pixels))
         {
-            let below = (size / PIXELS * PIXELS).max(PIXELS);
+            let below = (size / pixels * pixels).max(pixels);
             return Err(BadBuckets::new(
                 format!(
-                    "the {key} of the bucket {bucket} is not a multiple of {PIXELS}, the pixels of the VAE per latent pixel"
+                    "the {key} of the bucket {bucket} is not a multiple of {pixels}, the pixels of the VAE per latent pixel"
                 ),
-                format!("set {key} = {below} or {}", below + PIXELS),
+                format!("set {key} = {below} or {}", below + pixels),
             ));
         }
         if buckets.iter().any(|(known, _)| *known == bucket) {

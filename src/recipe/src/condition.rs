@@ -4,28 +4,30 @@ use std::fmt;
 
 use crate::resume::WEIGHTS;
 use crate::schema::{BOOL, EMBEDDED, FRACTION, TEXTS, int, word};
-use crate::{FamilyName, ResumeEffect};
+use crate::{FamilyName, Model, ResumeEffect, VIDEO_FRAMES};
 
 section! {
-    /// The tensor that is concatenated with the noised latent along the channels.
-    pub struct Conditioning("condition", EMBEDDED, ResumeEffect::Training, FamilyName::CogVideoX) with Default {
-        /// input of the network besides the noised latent; none: text to video; image: latent of the first image (2 x
-        /// model.out_channels); inpaint: mask and latent of the masked video (2 x model.out_channels + 1)
+    /// What the network knows of a video besides its text.
+    pub struct Conditioning("condition", EMBEDDED, ResumeEffect::Training) with Default {
+        /// input of the network besides the noised latent, in model.in_channels; none: text to video; image: latent of the first image
+        /// (CogVideoX, 2 x model.out_channels); inpaint: mask and latent of the masked video (CogVideoX-Fun, 2 x model.out_channels + 1);
+        /// image_clip: mask, and latent of a clip that is grey after its first image (Wan 2.2 I2V A14B, 2 x model.out_channels + 4);
+        /// first_frame: the first latent frame has no noise (Wan 2.2 TI2V 5B, model.out_channels)
         pub kind: ConditionKind = ConditionKind::None => word::<ConditionKind>().on_resume(WEIGHTS);
-        /// probability that a step trains without its images, one draw for the global batch (image only); 0: never
+        /// probability that a step trains without its images, one draw for the global batch (image and first_frame); 0: never
         pub image_dropout: f64 = 0.05 => FRACTION;
         /// adds noise to the image and to the known pixels of a masked video before they are encoded, log sigma from N(-3, 0.5) per
         /// clip; used by encode, never on latents
-        pub image_noise: bool = false => BOOL.on_resume(ResumeEffect::Data);
+        pub image_noise: bool = false => BOOL.on_resume(ResumeEffect::Data).of_family(FamilyName::CogVideoX);
         /// kinds of masks that encode draws, as "KIND=PROBABILITY" (rectangle, all, tail, middle, window, pixels, boxes, ellipse,
         /// circle, frames); default: VideoX-Fun's probabilities
-        pub masks: Vec<String> = Vec::new() => TEXTS.on_resume(ResumeEffect::Data);
+        pub masks: Vec<String> = Vec::new() => TEXTS.on_resume(ResumeEffect::Data).of_family(FamilyName::CogVideoX);
         /// conditions (mask and noise) that encode draws for each clip; epoch e trains with condition e modulo draws; VideoX-Fun draws
         /// new ones in each epoch
-        pub draws: usize = 1 => int(1, 1000).on_resume(ResumeEffect::Data);
+        pub draws: usize = 1 => int(1, 1000).on_resume(ResumeEffect::Data).of_family(FamilyName::CogVideoX);
         /// probability that a wholly masked sample is trained without its mask and masked latent, as text to video (inpaint only); 0:
         /// never
-        pub mask_dropout: f64 = 0.9 => FRACTION;
+        pub mask_dropout: f64 = 0.9 => FRACTION.of_family(FamilyName::CogVideoX);
     }
 }
 
@@ -38,22 +40,33 @@ words! {
         Image = "image",
         /// A mask and the latent of the masked video (CogVideoX-Fun inpainting).
         Inpaint = "inpaint",
+        /// A mask of four pixel frames, and the latent of a clip that is grey after its first image (image to video of Wan 2.2).
+        ImageClip = "image_clip",
+        /// A first latent frame without noise, in place of that of the noised latent (text and image to video of Wan 2.2).
+        FirstFrame = "first_frame",
     }
 }
 
 impl ConditionKind {
-    /// Returns the kind that a network with these input and output channels needs; `None` if no kind fits.
-    pub fn of_channels(input: usize, output: usize) -> Option<Self> {
-        Self::ALL.into_iter().find(|kind| kind.in_channels(output) == input)
-    }
-
     /// Returns the input channels of a network that predicts latents with `out_channels`.
     pub fn in_channels(self, out_channels: usize) -> usize {
         match self {
-            ConditionKind::None => out_channels,
+            ConditionKind::None | ConditionKind::FirstFrame => out_channels,
             ConditionKind::Image => 2 * out_channels,
             ConditionKind::Inpaint => 2 * out_channels + 1,
+            ConditionKind::ImageClip => 2 * out_channels + VIDEO_FRAMES,
         }
+    }
+}
+
+impl Model {
+    /// Returns the condition that the channels of the network imply; `None` if no condition of its family has them.
+    pub fn condition(&self) -> Option<ConditionKind> {
+        self.family()
+            .conditions(self)
+            .iter()
+            .copied()
+            .find(|kind| kind.in_channels(self.out_channels) == self.in_channels)
     }
 }
 
@@ -130,7 +143,9 @@ impl Conditioning {
     /// Returns the number of different conditions of a clip. Without noise, all image conditions are equal and count as one.
     pub fn draws(&self) -> usize {
         match self.kind {
-            ConditionKind::None => 0,
+            // The first latent frame is part of the latent.
+            ConditionKind::None | ConditionKind::FirstFrame => 0,
+            ConditionKind::ImageClip => 1,
             ConditionKind::Image if !self.image_noise => 1,
             ConditionKind::Image | ConditionKind::Inpaint => self.draws,
         }
@@ -189,7 +204,8 @@ mod tests {
 
     #[test]
     fn the_published_models_have_the_channels_of_their_conditions() {
-        use ConditionKind::{Image, Inpaint, None};
-        assert_eq!([None, Image, Inpaint].map(|kind| kind.in_channels(16)), [16, 32, 33]);
+        use ConditionKind::{FirstFrame, Image, ImageClip, Inpaint, None};
+        let kinds = [None, Image, Inpaint, ImageClip, FirstFrame];
+        assert_eq!(kinds.map(|kind| kind.in_channels(16)), [16, 32, 33, 36, 16]);
     }
 }

@@ -107,7 +107,7 @@ impl Recipe {
 
     /// Returns the memory of one rank; with buckets, in steps of the largest bucket.
     pub fn rank_memory(&self) -> RankMemory {
-        self.largest_bucket().map_or_else(|| self.cost(), |bucket| self.cost_at(bucket.latent())).memory
+        self.largest_bucket().map_or_else(|| self.cost(), |bucket| self.cost_at(self.latent_of(bucket))).memory
     }
 
     /// Returns the sizes in bytes of the tensors that a rank on a GPU offloads to the memory of its node; with buckets, in steps of the
@@ -125,7 +125,7 @@ impl Recipe {
 
     /// Returns the recipe; with buckets, reduced to steps of the largest bucket.
     fn in_largest_steps(&self) -> Recipe {
-        self.largest_bucket().map_or_else(|| self.clone(), |bucket| self.in_steps_of(bucket.latent()))
+        self.largest_bucket().map_or_else(|| self.clone(), |bucket| self.in_steps_of(self.latent_of(bucket)))
     }
 
     /// Returns the number of samples in a micro-batch of one rank.

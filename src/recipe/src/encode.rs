@@ -9,7 +9,7 @@ use camino::Utf8PathBuf;
 use crate::schema::{
     BOOL, EMBEDDED, ENCODE, ENCODE_AND_SAMPLE, Kind, NOT_NEGATIVE, OPTIONAL_PATH, PATH, SHARE, Spec, int, word,
 };
-use crate::{ComputeDtype, ResumeEffect, VIDEO_FRAMES};
+use crate::{ComputeDtype, PIXELS, ResumeEffect, VIDEO_FRAMES};
 
 words! {
     /// The task of a run of the embedded trainer.
@@ -39,6 +39,8 @@ section! {
         pub folder: Utf8PathBuf = Utf8PathBuf::new() => OPTIONAL_PATH.needed_by(ENCODE_AND_SAMPLE);
         /// dtype of the weights and the computation of the VAE and the text encoder
         pub dtype: ComputeDtype = ComputeDtype::Bfloat16 => Spec::of(Kind::OneOf(&["bfloat16", "float32"]));
+        /// pixels of the VAE per latent pixel, in rows and columns: 8, or 16 for the VAE of Wan 2.2
+        pub latent_pixels: usize = PIXELS => int(1, 64);
         /// reads <start_scene> and <end_scene> in captions and prompts as one token each, as ttt-video-dit does; false: as any other
         /// text
         pub scene_tokens: bool = false => BOOL;
@@ -70,9 +72,9 @@ section! {
         pub out: Utf8PathBuf => PATH;
         /// frames per clip: 4k + 1, which the VAE encodes to k + 1 latent frames; 49 for CogVideoX, 81 for 1.5; 0: those of data.buckets
         pub frames: usize = 0 => int(0, 100_001).needed_by(ENCODE).unless("data.buckets");
-        /// rows of a frame in pixels, a multiple of 8; 16 for models with 2 × 2 patches; 0: those of data.buckets
+        /// rows of a frame in pixels, a multiple of encoders.latent_pixels, and twice that for models with 2 × 2 patches; 0: those of data.buckets
         pub height: usize = 0 => int(0, 16_384).needed_by(ENCODE).unless("data.buckets");
-        /// columns of a frame in pixels, a multiple of 8; 16 for models with 2 × 2 patches; 0: those of data.buckets
+        /// columns of a frame in pixels, a multiple of encoders.latent_pixels, and twice that for models with 2 × 2 patches; 0: those of data.buckets
         pub width: usize = 0 => int(0, 16_384).needed_by(ENCODE).unless("data.buckets");
         /// rate at which frames are taken, per second, and rate of folders of frames: 8 for CogVideoX, 16 for 1.5; 0: the rate of each
         /// clip

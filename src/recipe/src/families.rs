@@ -19,7 +19,7 @@ use toml::{Table, Value};
 use crate::check::Rules;
 use crate::resume::WEIGHTS;
 use crate::schema::{TRAIN_AND_SAMPLE, word};
-use crate::{BlockCost, Flops, Key, Model, ParamSpec, Recipe, SampleScheduler, VIDEO_FRAMES};
+use crate::{BlockCost, ConditionKind, Flops, Key, Model, ParamSpec, Recipe, SampleScheduler, VIDEO_FRAMES};
 use cogvideox::CogVideoXKeys;
 use wan::WanKeys;
 
@@ -116,6 +116,9 @@ pub(crate) trait FamilySpec {
     fn decoded_frames(&self, latent_frames: usize) -> usize {
         VIDEO_FRAMES * (latent_frames - 1) + 1
     }
+
+    /// Returns the conditions that networks of the family can have, those that a model has by its channels first.
+    fn conditions(&self, model: &Model) -> &'static [ConditionKind];
 
     /// Returns the frames per second of the videos that the published models make.
     fn published_fps(&self, model: &Model) -> f64;

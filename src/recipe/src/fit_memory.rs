@@ -293,7 +293,7 @@ mod tests {
     fn with_buckets_the_largest_one_must_fit() {
         let sets = ["data.buckets=[{frames=17,height=256,width=256},{frames=49,height=480,width=720}]"];
         let (small, mixed) = (recipe("cogvideox/5b-lora", &[]), recipe("cogvideox/5b-lora", &sets));
-        let peak = |recipe: &Recipe| recipe.cost_at(recipe.largest_bucket().unwrap().latent()).memory;
+        let peak = |recipe: &Recipe| recipe.cost_at(recipe.latent_of(recipe.largest_bucket().unwrap())).memory;
         assert_eq!(mixed.peak_memory(), mixed.peak_of(&peak(&mixed)));
         let fits = mixed.fit_memory(24 * GIB, 3).unwrap();
         for fit in &fits {

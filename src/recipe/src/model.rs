@@ -30,9 +30,9 @@ section! {
         pub patch_size_t: usize = 1 => int(1, 64);
         /// latent frames per sample: (video frames - 1) / 4 + 1
         pub latent_frames: usize => int(1, 10_000);
-        /// rows of a latent frame: video height in pixels / 8
+        /// rows of a latent frame: video height in pixels / encoders.latent_pixels
         pub latent_height: usize => int(1, 4096);
-        /// columns of a latent frame: video width in pixels / 8
+        /// columns of a latent frame: video width in pixels / encoders.latent_pixels
         pub latent_width: usize => int(1, 4096);
         /// factor that multiplies latents when they are read
         pub latent_scale: f64 = 1.0 => POSITIVE;

@@ -5,9 +5,9 @@ use camino::{Utf8Path, Utf8PathBuf};
 use crate::schema::{BOOL, MANY, NOT_NEGATIVE, OPTIONAL_PATH, POSITIVE, SAMPLE, TEXTS, TRAIN_AND_SAMPLE, int, word};
 use crate::{ConditionKind, Encode, FamilyName, Model, Prompt, Recipe, RecipeError, ResumeEffect, Task, UseEma};
 
-/// Video frames per latent frame, after the first, in every CogVideoX VAE. Before a run starts, the VAE's files are checked for it.
+/// Video frames per latent frame, after the first, in every VAE of CogVideoX and Wan. Before a run starts, the VAE's files are checked for it.
 pub const VIDEO_FRAMES: usize = 4;
-/// Pixels per latent pixel, in rows and columns, in every CogVideoX VAE.
+/// The default of `encoders.latent_pixels`: the pixels of a side per latent pixel in every VAE of CogVideoX, and in that of Wan 2.1.
 pub const PIXELS: usize = 8;
 
 /// Returns the latent frames of a video: one for its first frame, and one for each full group of four frames that follow.
@@ -45,9 +45,9 @@ section! {
         /// frames of a video, for prompts without --f: a multiple of 8, or one more (Wan: a
         /// multiple of 4 plus 1); 0: those that model.latent_frames decode to
         pub frames: usize = 0 => int(0, 100_001);
-        /// rows of a video in pixels, for prompts without --h; 0: 8 x model.latent_height
+        /// rows of a video in pixels, for prompts without --h; 0: encoders.latent_pixels x model.latent_height
         pub height: usize = 0 => int(0, 16_384);
-        /// columns of a video in pixels, for prompts without --w; 0: 8 x model.latent_width
+        /// columns of a video in pixels, for prompts without --w; 0: encoders.latent_pixels x model.latent_width
         pub width: usize = 0 => int(0, 16_384);
         /// frames per second of the mp4; 0: data.fps of the training recipe; if that is unknown, the rate of the published models: 16
         /// for CogVideoX 1.5, 8 for the others
@@ -259,8 +259,7 @@ impl Recipe {
             None => {
                 let mut table: toml::Table =
                     "[data]\nindex = \"/\"\n[train]\nsteps = 1\nglobal_batch = 1".parse().expect("this is TOML");
-                let condition = ConditionKind::of_channels(model.in_channels, model.out_channels);
-                if let Some(kind) = condition.filter(|kind| *kind != ConditionKind::None) {
+                if let Some(kind) = model.condition().filter(|kind| *kind != ConditionKind::None) {
                     let section = toml::Table::from_iter([("kind".to_owned(), kind.name().into())]);
                     table.insert("condition".into(), section.into());
                 }
@@ -296,12 +295,12 @@ impl Recipe {
             fix,
         };
         let prompt = Prompt::parse(line).map_err(|wrong| bad(Some(&wrong.flag), wrong.why, wrong.fix))?;
-        let (keys, own) = (&self.sample, &self.model);
+        let (keys, own, pixels) = (&self.sample, &self.model, self.encoders.latent_pixels);
         let or = |given: Option<usize>, key: usize, model: usize| given.unwrap_or(if key == 0 { model } else { key });
         let family = own.family();
         let frames = or(prompt.frames, keys.frames, family.decoded_frames(own.latent_frames));
-        let height = or(prompt.height, keys.height, own.latent_height * PIXELS);
-        let width = or(prompt.width, keys.width, own.latent_width * PIXELS);
+        let height = or(prompt.height, keys.height, own.latent_height * pixels);
+        let width = or(prompt.width, keys.width, own.latent_width * pixels);
         let fits = |frames: &usize| *frames > 0 && *frames == family.decoded_frames(latent_frames(*frames));
         if !fits(&frames) {
             let below = (1..frames).rev().find(fits);
@@ -309,7 +308,7 @@ impl Recipe {
             let why = format!("the VAE does not make videos of {}", units::counted(frames, "frame"));
             return Err(bad(Some("--f"), why, format!("use {} or {} frames", two[0], two[1])));
         }
-        let unit = PIXELS * own.patch_size;
+        let unit = pixels * own.patch_size;
         for (flag, name, size) in [("--h", "height", height), ("--w", "width", width)] {
             if size == 0 || !size.is_multiple_of(unit) {
                 let below = (size / unit * unit).max(unit);
@@ -317,7 +316,7 @@ impl Recipe {
                 return Err(bad(Some(flag), why, format!("use {below} or {}", below + unit)));
             }
         }
-        let model = own.resized(latent_frames(frames), height / PIXELS, width / PIXELS);
+        let model = own.resized(latent_frames(frames), height / pixels, width / pixels);
         let sized = Recipe { model: model.clone(), ..self.clone() };
         if let Some(broken) = crate::check::broken_model(&sized) {
             let why = format!("the model does not allow {frames} frames of {height} x {width}: {}", broken.why);
@@ -400,8 +399,7 @@ impl Recipe {
 
     /// Checks that the model takes a last image or a masked video, and that the path of the file is absolute.
     fn check_inpaint(&self, file: &Utf8Path) -> Result<(), (String, String)> {
-        let kind = ConditionKind::of_channels(self.model.in_channels, self.model.out_channels);
-        if kind != Some(ConditionKind::Inpaint) {
+        if self.sampled_condition() != Some(ConditionKind::Inpaint) {
             return Err((
                 format!("{file} is for a model for inpainting, and this model is none"),
                 "remove it, or sample a model for inpainting such as CogVideoX-Fun-InP".into(),
@@ -417,16 +415,15 @@ impl Recipe {
     }
 
     /// Checks that there is an image if an image-to-video model needs it, and none if a text-to-video model cannot take it. Models
-    /// for inpainting take an image, or make the video from text alone.
+    /// for inpainting, and those with a first frame without noise, take an image, or make the video from text alone.
     fn check_image(&self, image: Option<&Utf8Path>) -> Result<(), (String, String)> {
-        let (input, output) = (self.model.in_channels, self.model.out_channels);
-        let kind = ConditionKind::of_channels(input, output);
+        let kind = self.sampled_condition();
         match image {
             Some(image) if kind == Some(ConditionKind::None) => Err((
                 format!("{image} is the first image, and the model is text-to-video: it takes no image"),
                 "remove the image, or sample an image-to-video model".into(),
             )),
-            None if kind == Some(ConditionKind::Image) => Err((
+            None if matches!(kind, Some(ConditionKind::Image | ConditionKind::ImageClip)) => Err((
                 "the model is image-to-video, and there is no first image".into(),
                 "give one with --i IMAGE in the prompt, sample.image, or --image".into(),
             )),
@@ -435,11 +432,20 @@ impl Recipe {
                 "write the absolute path of the image".into(),
             )),
             _ if kind.is_none() => Err((
-                format!("the model has {input} input channels for {output} latent channels"),
+                format!(
+                    "the model has {} input channels for {} latent channels",
+                    self.model.in_channels, self.model.out_channels
+                ),
                 "sample a model for text to video, image to video or inpainting".into(),
             )),
             _ => Ok(()),
         }
+    }
+
+    /// Returns the condition of the recipe if the model has its channels, or else that of the model.
+    fn sampled_condition(&self) -> Option<ConditionKind> {
+        let (kind, model) = (self.condition.kind, &self.model);
+        if kind.in_channels(model.out_channels) == model.in_channels { Some(kind) } else { model.condition() }
     }
 }
 

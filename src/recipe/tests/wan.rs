@@ -107,6 +107,49 @@ fn weights_of_wan_without_a_recipe_can_be_sampled() {
 }
 
 #[test]
+fn a_vae_with_16_pixels_per_latent_pixel_changes_the_sizes_of_samples_and_buckets() {
+    let path = Utf8Path::new("../../configs/wan/2.2-5b-lora.toml");
+    let with = |sets: &[&str]| load(path, &sets.iter().map(|set| (*set).to_owned()).collect::<Vec<_>>());
+    let prompt = |flags: &str| {
+        let prompts = format!("sample.prompts=[\"a rabbit{flags}\"]");
+        with(&[&prompts, "sample.every=1", "encoders.folder=/model"])
+    };
+    let spec = prompt("").unwrap().recipe.samples().unwrap().remove(0);
+    assert_eq!((spec.height, spec.width, spec.frames, spec.fps), (704, 1280, 121, 24.0));
+    let spec = prompt(" --w 832 --h 480 --f 49").unwrap().recipe.samples().unwrap().remove(0);
+    assert_eq!(spec.model.shape(), recipe::Shape { frames: 13, height: 30, width: 52 });
+    let refused = prompt(" --w 816").unwrap_err().to_string();
+    assert!(refused.contains("816 is not a multiple of 32"), "{refused}");
+
+    let bucket = |height: usize| {
+        let list = format!("data.buckets=[{{ frames = 9, height = {height}, width = 832 }}]");
+        with(&[&list])
+    };
+    let fits = bucket(480).unwrap().recipe;
+    let largest = fits.largest_bucket().unwrap();
+    assert_eq!(fits.latent_of(largest), recipe::Shape { frames: 3, height: 30, width: 52 });
+    assert_eq!(fits.clip_of(fits.latent_of(largest)), largest);
+    let refused = bucket(488).unwrap_err().to_string();
+    assert!(refused.contains("not a multiple of 16, the pixels of the VAE per latent pixel"), "{refused}");
+}
+
+#[test]
+fn networks_of_wan_take_an_image_as_a_first_frame_or_as_a_clip() {
+    let sampled = |sets: &[&str], image: &str| {
+        let mut recipe = wan(sets);
+        recipe.sample.prompts = vec![format!("a rabbit{image}")];
+        recipe.samples().map(|mut specs| specs.remove(0).image).map_err(|bad| bad.why)
+    };
+    let first_frame = ["condition.kind=first_frame"];
+    let clip = ["condition.kind=image_clip", "model.in_channels=36"];
+    assert_eq!(sampled(&first_frame, ""), Ok(None));
+    assert_eq!(sampled(&first_frame, " --i /a.png"), Ok(Some("/a.png".into())));
+    assert_eq!(sampled(&clip, " --i /a.png"), Ok(Some("/a.png".into())));
+    assert!(sampled(&clip, "").unwrap_err().contains("there is no first image"));
+    assert!(sampled(&[], " --i /a.png").unwrap_err().contains("text-to-video"));
+}
+
+#[test]
 fn the_recipes_of_configs_wan_have_the_published_sizes_and_ranges() {
     let folder = Utf8Path::new("../../configs/wan");
     let billions = |name: &str| {
@@ -121,6 +164,10 @@ fn the_recipes_of_configs_wan_have_the_published_sizes_and_ranges() {
         ("2.1-14b-lora", (14.29, [0.0, 1.0], 32_760)),
         ("2.2-a14b-high-lora", (14.29, [0.875, 1.0], 32_760)),
         ("2.2-a14b-low-lora", (14.29, [0.0, 0.875], 32_760)),
+        ("2.2-i2v-a14b-high-lora", (14.29, [0.9, 1.0], 32_760)),
+        ("2.2-i2v-a14b-low-lora", (14.29, [0.0, 0.9], 32_760)),
+        ("2.2-5b", (5.0, [0.0, 1.0], 27_280)),
+        ("2.2-5b-lora", (5.0, [0.0, 1.0], 27_280)),
     ];
     for (name, wanted) in all {
         assert_eq!(billions(name), wanted, "{name}");

@@ -64,7 +64,7 @@ impl<O: Objective> Noising<O> {
         let own = &quantiles[place as usize..(place + samples) as usize];
         let timestep = self.objective.timesteps(own, shape_of(&latent));
         let conditions =
-            conditions::inputs(batch.conditions, &self.condition, frames, self.seed, first, numbers.clone())?;
+            conditions::inputs(batch.conditions, &self.condition, &latent, self.seed, first, numbers.clone())?;
         Ok(CleanBatch { latent, text: batch.text.to_kind(self.compute), timestep, conditions, numbers })
     }
 

@@ -13,8 +13,10 @@ use serde_json::{Value, json};
 pub(crate) const CLASS: &str = "WanTransformer3DModel";
 /// The latent frames, rows and columns of 81 frames of 480 × 832 pixels. No file has a size of videos.
 const LATENT: [usize; 3] = [21, 60, 104];
-/// The channels of the input and of the output of text to video.
-const CHANNELS: [usize; 2] = [16, 16];
+/// Those of 121 frames of 704 × 1280 pixels with the VAE of 2.2, whose latents have this number of channels: TI2V 5B.
+const LATENT_5B: (usize, [usize; 3]) = (48, [31, 44, 80]);
+/// What the trainer supports, for hints.
+const SUPPORTED: &str = "use a text-to-video model of Wan 2.1 or 2.2, I2V A14B, or TI2V 5B";
 /// The rows of text that all published networks attend to.
 const TEXT_LEN: usize = 512;
 /// The width of a head in all published networks. The original files do not have it.
@@ -82,11 +84,9 @@ pub(crate) fn model_of_config(path: &Utf8Path, config: &Value) -> Result<Model, 
     })?;
     let unsupported = |key: &str, value: String| {
         let why = format!("it has {key} = {value}, which the trainer does not support");
-        let fix = "use a text-to-video model of Wan 2.1 or 2.2";
-        Failure::new(ErrorCode::UnsupportedModel, format!("cannot use {path}"), why, fix)
+        Failure::new(ErrorCode::UnsupportedModel, format!("cannot use {path}"), why, SUPPORTED)
     };
     let rows = config.patch_size[1];
-    let channels = [config.in_channels, config.out_channels];
     for (key, holds, value) in [
         ("image_dim", config.image_dim.is_none(), format!("{:?}", config.image_dim.unwrap_or(0))),
         (
@@ -99,7 +99,6 @@ pub(crate) fn model_of_config(path: &Utf8Path, config: &Value) -> Result<Model, 
             config.pos_embed_seq_len.is_none(),
             format!("{:?}", config.pos_embed_seq_len.unwrap_or(0)),
         ),
-        ("in_channels, out_channels", channels == CHANNELS, format!("{channels:?}")),
         ("patch_size", rows == config.patch_size[2], format!("{:?}", config.patch_size)),
         ("cross_attn_norm", config.cross_attn_norm, "false".into()),
         ("qk_norm", config.qk_norm.as_deref() == Some(QK_NORM), format!("{:?}", config.qk_norm)),
@@ -123,17 +122,21 @@ pub(crate) fn model_of_config(path: &Utf8Path, config: &Value) -> Result<Model, 
         image: None,
         eps: config.eps,
     };
-    model_of_network(&network).map_err(|why| {
+    let model = model_of_network(&network).map_err(|why| {
         let why = format!("its sizes do not fit: {why}");
         Failure::new(ErrorCode::UnsupportedModel, format!("cannot use {path}"), why, "check its config.json")
-    })
+    })?;
+    if model.condition().is_none() {
+        return Err(unsupported("in_channels, out_channels", format!("{:?}", [model.in_channels, model.out_channels])));
+    }
+    Ok(model)
 }
 
 /// Returns the `[model]` section of a network, for the usual size of videos.
 fn model_of_network(network: &WanModel) -> Result<Model, String> {
     let size = |n: usize| toml::Value::Integer(i64::try_from(n).unwrap_or(i64::MAX));
     let [patch_t, patch, _] = network.patch_size;
-    let [frames, height, width] = LATENT;
+    let [frames, height, width] = if network.out_channels == LATENT_5B.0 { LATENT_5B.1 } else { LATENT };
     let sizes = [
         ("num_layers", network.num_layers),
         ("num_heads", network.num_heads),
@@ -208,14 +211,15 @@ pub(crate) fn model_of_release(tensors: &Tensors) -> Result<Model, Failure> {
         .map_err(|not_wan| refuse(not_wan.to_string(), "give the complete file of a release of Wan"))?;
     if found.model.image.is_some() {
         let why = "it attends to embeddings of images, which the trainer does not support".to_owned();
-        return Err(refuse(why, "use a text-to-video model of Wan 2.1 or 2.2"));
+        return Err(refuse(why, SUPPORTED));
     }
-    let channels = [found.model.in_channels, found.model.out_channels];
-    if channels != CHANNELS {
-        let why = format!("it has {channels:?} channels, and the trainer supports {CHANNELS:?} (text to video)");
-        return Err(refuse(why, "use a text-to-video model of Wan 2.1 or 2.2 A14B"));
+    let model =
+        model_of_network(&found.model).map_err(|why| refuse(why, "give the complete file of a release of Wan"))?;
+    if model.condition().is_none() {
+        let why = format!("no condition has {} channels for {}", model.in_channels, model.out_channels);
+        return Err(refuse(why, SUPPORTED));
     }
-    model_of_network(&found.model).map_err(|why| refuse(why, "give the complete file of a release of Wan"))
+    Ok(model)
 }
 
 /// Returns the name of one of our tensors in an original release.

@@ -130,8 +130,8 @@ impl ConditionSpec {
     /// The masks of the condition cannot be used.
     pub fn of(condition: &Conditioning) -> Result<Option<Self>, Failure> {
         let masks = match condition.kind {
-            ConditionKind::None => return Ok(None),
-            ConditionKind::Image => Vec::new(),
+            ConditionKind::None | ConditionKind::FirstFrame => return Ok(None),
+            ConditionKind::Image | ConditionKind::ImageClip => Vec::new(),
             ConditionKind::Inpaint => condition.mask_kinds().map_err(|why| {
                 let fix = "omit condition.masks for VideoX-Fun's kinds";
                 Failure::new(ErrorCode::InvalidRecipe, "cannot draw masks", why, fix)

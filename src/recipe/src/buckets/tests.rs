@@ -158,7 +158,7 @@ fn a_list_takes_the_nearest_ratio_then_the_most_frames() {
 #[test]
 fn a_micro_batch_is_that_of_its_bucket_or_of_the_recipe() {
     let recipe = recipe(&[LIST, "train.global_batch=6", "train.grad_accum=2"]).unwrap();
-    let of = |frames, height, width| recipe.micro_batch_at(Bucket { frames, height, width }.latent());
+    let of = |frames, height, width| recipe.micro_batch_at(recipe.latent_of(Bucket { frames, height, width }));
     assert_eq!([of(49, 480, 720), of(25, 256, 384), of(25, 720, 480), of(5, 64, 64)], [1, 4, 3, 3]);
 }
 

@@ -94,14 +94,12 @@ impl TokenBudget {
     }
 
     /// Returns the buckets of all sides of videos, each with the maximum number of frames, and those of images.
-    pub fn all(&self) -> impl Iterator<Item = (Bucket, Option<usize>)> {
+    pub fn all(&self) -> impl Iterator<Item = Bucket> {
         let videos = self.sides.iter().map(|side| (*side as f64, self.frames_at(*side)));
         let images = self.image_sides.iter().map(|side| (*side, 1));
         videos.chain(images).flat_map(move |(side, frames)| {
-            aspect::fun_512(side / 512.0).into_iter().map(move |(_, [height, width])| {
-                let bucket = Bucket { frames, height, width }.rounded();
-                (bucket, self.batch_of(bucket))
-            })
+            let aspects = aspect::fun_512(side / 512.0).into_iter();
+            aspects.map(move |(_, [height, width])| Bucket { frames, height, width })
         })
     }
 
@@ -142,7 +140,7 @@ impl TokenBudget {
             true if most > VIDEO_FRAMES + 1 => VIDEO_FRAMES * (1 + draws.index(most / VIDEO_FRAMES - 1)) + 1,
             _ => most,
         };
-        Bucket { frames, height, width }.rounded()
+        Bucket { frames, height, width }
     }
 
     /// Draws one of the sides that are less than 1.25 times the mean side of the clip; one of all sides if there is none.

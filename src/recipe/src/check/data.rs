@@ -5,7 +5,7 @@ use crate::buckets::BadBuckets;
 use crate::{Buckets, Recipe, Shapes};
 
 pub(super) fn buckets_are_sound(recipe: &Recipe) -> Result<(), Advice> {
-    match Buckets::new(recipe.data.bucket_rule, &recipe.data.buckets) {
+    match Buckets::new(recipe.data.bucket_rule, &recipe.data.buckets, recipe.encoders.latent_pixels) {
         Ok(_) => Ok(()),
         Err(BadBuckets { why, fix }) => Err(Advice { why, fix }),
     }
@@ -14,7 +14,7 @@ pub(super) fn buckets_are_sound(recipe: &Recipe) -> Result<(), Advice> {
 /// The rules about the size of the model's latents must hold for each bucket.
 pub(super) fn buckets_fit_the_model(recipe: &Recipe) -> Result<(), Advice> {
     for bucket in recipe.buckets().map_or_else(Vec::new, |buckets| buckets.all()) {
-        let shape = bucket.latent();
+        let shape = recipe.latent_of(bucket);
         if let Err(why) = recipe.model_at(shape) {
             return Err(Advice {
                 why: format!("latents of the bucket {bucket} do not fit the model: {why}"),

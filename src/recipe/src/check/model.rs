@@ -1,7 +1,7 @@
 //! The rules about the model that all families have: patches, conditions and kernels.
 
 use super::{Advice, around, division};
-use crate::{ConditionKind, Device, Fused, Recipe};
+use crate::{ConditionKind, Device, Fused, Recipe, VIDEO_FRAMES};
 
 pub(super) fn whole_patches(key: &str, size: usize, recipe: &Recipe) -> Result<(), Advice> {
     multiple(key, size, "patch_size", recipe.model.patch_size)
@@ -25,23 +25,32 @@ fn multiple(key: &str, size: usize, of: &str, patch: usize) -> Result<(), Advice
 /// The network receives the noised latent, which has as many channels as the prediction, and the condition.
 pub(super) fn channels_fit_the_condition(recipe: &Recipe) -> Result<(), Advice> {
     let (kind, input, output) = (recipe.condition.kind, recipe.model.in_channels, recipe.model.out_channels);
-    let wanted = kind.in_channels(output);
+    let (word, wanted, of_family) =
+        (kind.name(), kind.in_channels(output), recipe.model.family().conditions(&recipe.model));
+    if !of_family.contains(&kind) {
+        let names: Vec<_> = of_family.iter().map(|kind| format!("\"{}\"", kind.name())).collect();
+        return Err(Advice {
+            why: format!(
+                "no network of model.family \"{}\" has condition.kind \"{word}\"",
+                recipe.model.family.name().name()
+            ),
+            fix: format!("set condition.kind to one of {}", names.join(", ")),
+        });
+    }
     if input == wanted {
         return Ok(());
     }
-    let (word, sum) = (
-        kind.name(),
-        match kind {
-            ConditionKind::None => "the noised latent".to_owned(),
-            ConditionKind::Image => format!("{output} noised latent + {output} image latent"),
-            ConditionKind::Inpaint => format!("{output} noised latent + 1 mask + {output} masked latent"),
-        },
-    );
+    let sum = match kind {
+        ConditionKind::None | ConditionKind::FirstFrame => "the noised latent".to_owned(),
+        ConditionKind::Image => format!("{output} noised latent + {output} image latent"),
+        ConditionKind::Inpaint => format!("{output} noised latent + 1 mask + {output} masked latent"),
+        ConditionKind::ImageClip => format!("{output} noised latent + {VIDEO_FRAMES} mask + {output} masked latent"),
+    };
     Err(Advice {
         why: format!(
             "condition.kind \"{word}\" needs {wanted} input channels ({sum}), and model.in_channels is {input}"
         ),
-        fix: match ConditionKind::of_channels(input, output) {
+        fix: match recipe.model.condition() {
             Some(other) => format!("set condition.kind = \"{}\", or model.in_channels = {wanted}", other.name()),
             None => format!("set model.in_channels = {wanted}"),
         },

@@ -4,7 +4,7 @@ use super::{Advice, around, division};
 use crate::command::{OF_WEIGHTS, Placeholders};
 use crate::nearest::nearest;
 use crate::{
-    CheckpointPreset, FrameMode, LATENT_FRAMES, OtherTrainer, PIXELS, Recipe, SampleScheduler, Task, VIDEO_FRAMES,
+    CheckpointPreset, FrameMode, LATENT_FRAMES, OtherTrainer, Recipe, SampleScheduler, Task, VIDEO_FRAMES,
     nearest_clip_frames,
 };
 
@@ -20,16 +20,17 @@ pub(super) fn whole_latent_frames(recipe: &Recipe) -> Result<(), Advice> {
     })
 }
 
-pub(super) fn whole_latent_pixels(key: &str, size: usize) -> Result<(), Advice> {
-    if size.is_multiple_of(PIXELS) {
+pub(super) fn whole_latent_pixels(key: &str, size: usize, recipe: &Recipe) -> Result<(), Advice> {
+    let pixels = recipe.encoders.latent_pixels;
+    if size.is_multiple_of(pixels) {
         return Ok(());
     }
     Err(Advice {
         why: format!(
-            "encode.{key} {size} is not a multiple of {PIXELS}, the pixels of the VAE per latent pixel: {}",
-            division(size, PIXELS)
+            "encode.{key} {size} is not a multiple of {pixels}, the pixels of the VAE per latent pixel: {}",
+            division(size, pixels)
         ),
-        fix: format!("set encode.{key} = {}", around(size, PIXELS)),
+        fix: format!("set encode.{key} = {}", around(size, pixels)),
     })
 }
 

@@ -12,7 +12,7 @@ pub use keys::{BetaSchedule, CogVideoXKeys, Layer, LrAlignment, Positions, Rotar
 use super::{Family, FamilySpec};
 use crate::check::Rules;
 use crate::sample::decoded_frames;
-use crate::{BlockCost, Flops, Model, ParamSpec, Recipe, SampleScheduler};
+use crate::{BlockCost, ConditionKind, Flops, Model, ParamSpec, Recipe, SampleScheduler};
 
 impl FamilySpec for CogVideoXKeys {
     fn param_specs(&self, model: &Model) -> Vec<ParamSpec> {
@@ -74,6 +74,10 @@ impl FamilySpec for CogVideoXKeys {
 
     fn decoded_frames(&self, latent_frames: usize) -> usize {
         decoded_frames(latent_frames)
+    }
+
+    fn conditions(&self, _: &Model) -> &'static [ConditionKind] {
+        &[ConditionKind::None, ConditionKind::Image, ConditionKind::Inpaint]
     }
 
     /// CogVideoX 1.5 has patches of two frames.

@@ -22,7 +22,10 @@ pub use recognise::{NotWan, Recognised, Shapes, recognise};
 
 use super::{Family, FamilySpec};
 use crate::check::Rules;
-use crate::{BlockCost, Flops, Model, ParamSpec, Recipe, SampleScheduler};
+use crate::{BlockCost, ConditionKind, Flops, Model, ParamSpec, Recipe, SampleScheduler};
+
+/// The latent channels of the VAE of Wan 2.2, which only TI2V 5B has.
+const CHANNELS_5B: usize = 48;
 
 impl FamilySpec for WanKeys {
     fn param_specs(&self, model: &Model) -> Vec<ParamSpec> {
@@ -62,8 +65,14 @@ impl FamilySpec for WanKeys {
         &[SampleScheduler::Unipc, SampleScheduler::Euler]
     }
 
-    fn published_fps(&self, _: &Model) -> f64 {
-        16.0
+    fn conditions(&self, model: &Model) -> &'static [ConditionKind] {
+        use ConditionKind::{FirstFrame, ImageClip, None};
+        // TI2V 5B has the same network with and without an image.
+        if model.out_channels == CHANNELS_5B { &[FirstFrame, None, ImageClip] } else { &[None, ImageClip, FirstFrame] }
+    }
+
+    fn published_fps(&self, model: &Model) -> f64 {
+        if model.out_channels == CHANNELS_5B { 24.0 } else { 16.0 }
     }
 
     fn adaptable_keys(&self) -> &'static [&'static str] {

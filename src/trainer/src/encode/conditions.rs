@@ -32,7 +32,12 @@ pub fn of_clip(
         };
         let mut add = |role: &str, tensor: Tensor| tensors.push((drawn_role(role, draw), tensor));
         match spec.kind {
-            ConditionKind::None => {}
+            ConditionKind::None | ConditionKind::FirstFrame => {}
+            ConditionKind::ImageClip => {
+                let first_bchw = video_bcfhw.select(2, 0);
+                let clip = dit::wan::conditions::clip(&first_bchw, None, video_bcfhw.size()[2]);
+                add(MASKED, frames_first(&encode(&clip)?));
+            }
             ConditionKind::Image => {
                 let mut image = video_bcfhw.narrow(2, 0, 1);
                 if spec.noise {
@@ -113,6 +118,14 @@ mod tests {
         assert!(apart(&noised[0].1, &noised[1].1) > 1e-4);
         assert!(apart(&noised[0].1, &made(&spec(ConditionKind::Image, true, 2), 2)[0].1) > 1e-4);
         assert_eq!(noised[1].1, made(&spec(ConditionKind::Image, true, 2), 1)[1].1);
+    }
+
+    #[test]
+    fn an_image_clip_is_grey_after_its_first_frame() {
+        let [(role, latent)] = &made(&spec(ConditionKind::ImageClip, false, 1), 1)[..] else { panic!() };
+        assert_eq!((role.as_str(), latent.size()), ("masked", vec![2, 6, 2, 3]));
+        assert!(latent.get(0).narrow(0, 0, 3).min().double_value(&[]) > 0.0);
+        assert_eq!(latent.get(1).abs().max().double_value(&[]), 0.0);
     }
 
     #[test]

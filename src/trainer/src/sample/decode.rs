@@ -7,6 +7,8 @@ use crate::step::compute_kind;
 use camino::Utf8Path;
 use dataset::{IMAGE, KNOWN, MASKED};
 use dit::family::Conditions;
+use dit::wan::FIRST_FRAME;
+use dit::wan::conditions::{MASK, clip, mask};
 use encoders::VideoVae;
 use recipe::{ConditionKind, Encoders, MaskedVideo, Model, Recipe, SampleSpec};
 use rundir::{ErrorCode, Failure};
@@ -75,7 +77,19 @@ pub fn conditions(recipe: &Recipe, spec: &SampleSpec, device: Device) -> Result<
             };
             Ok(vec![(KNOWN, zeros(1)), (MASKED, zeros(out_channels))])
         }
-        (ConditionKind::None | ConditionKind::Image, _) => Ok(Vec::new()),
+        (ConditionKind::FirstFrame, Some(path)) => {
+            let pixels = read_pixels(spec, path, Filter::Lanczos)?;
+            Ok(vec![(FIRST_FRAME, mean_of(recipe, &pixels, device)?)])
+        }
+        (ConditionKind::ImageClip, Some(path)) => {
+            let first_bchw = read_pixels(spec, path, Filter::Lanczos)?.squeeze_dim(2);
+            let masked = mean_of(recipe, &clip(&first_bchw, None, spec.frames as i64), device)?;
+            let size = masked.size();
+            Ok(vec![(MASK, mask([size[0], size[1], size[3], size[4]], false)), (MASKED, masked)])
+        }
+        (ConditionKind::None | ConditionKind::Image | ConditionKind::FirstFrame | ConditionKind::ImageClip, _) => {
+            Ok(Vec::new())
+        }
     }
 }
 
@@ -154,13 +168,10 @@ fn masked_condition(
     let level = Tensor::full([1], KNOWN_NOISE.ln(), (Kind::Float, Device::Cpu));
     let noise = noise.map(|noise| noise(&video_bcfhw.size()));
     let masked = dit::conditions::masked_video(video_bcfhw, mask_bf1hw, noise.as_ref().map(|noise| (&level, noise)));
-    let masked = masked.to_device(device);
-    let mean_bcthw = with_vae(recipe, device, |vae| Ok(vae.encode(&masked)?.mean))?;
-    let size = mean_bcthw.size();
-    let known_bt1hw = dit::conditions::known(mask_bf1hw, [size[2], size[3], size[4]]);
-    let masked_btchw = mean_bcthw.permute([0, 2, 1, 3, 4]).to_kind(Kind::Float).to_device(Device::Cpu);
-    let scale = recipe.model.latent_scale;
-    Ok(vec![(KNOWN, known_bt1hw * scale), (MASKED, masked_btchw * scale)])
+    let masked_btchw = mean_of(recipe, &masked, device)?;
+    let size = masked_btchw.size();
+    let known_bt1hw = dit::conditions::known(mask_bf1hw, [size[1], size[3], size[4]]);
+    Ok(vec![(KNOWN, known_bt1hw * recipe.model.latent_scale), (MASKED, masked_btchw)])
 }
 
 /// Returns a picture at the size of a sample, `[1, 3, 1, H, W]` between -1 and 1.
@@ -168,6 +179,14 @@ fn read_pixels(spec: &SampleSpec, path: &Utf8Path, filter: Filter) -> Result<Ten
     let image = video::resize(&video::read_image(path)?, spec.width, spec.height, filter);
     let pixels = Tensor::from_slice(&image.rgb).view([1, 1, spec.height as i64, spec.width as i64, 3]);
     Ok(pixels.permute([0, 4, 1, 2, 3]).to_kind(Kind::Float) / 127.5 - 1.0)
+}
+
+/// Returns the mean latent `[1, T, C, h, w]` of a video `[1, 3, F, H, W]` between -1 and 1, scaled, fp32 on the CPU.
+fn mean_of(recipe: &Recipe, video_bcfhw: &Tensor, device: Device) -> Result<Tensor, Failure> {
+    let there = video_bcfhw.to_device(device);
+    let mean_bcthw = with_vae(recipe, device, |vae| Ok(vae.encode(&there)?.mean))?;
+    let mean_btchw = mean_bcthw.permute([0, 2, 1, 3, 4]).to_kind(Kind::Float).to_device(Device::Cpu);
+    Ok(mean_btchw * recipe.model.latent_scale)
 }
 
 /// Returns the scaled latent `[1, 1, C, h, w]` of an image `[1, 3, 1, H, W]` between -1 and 1, drawn from the VAE's distribution as in the

@@ -11,7 +11,8 @@ use dit::diffusion::NoiseSchedule;
 use dit::family::{Conditions, Family, Inputs};
 use dit::network::Network;
 use dit::sampler::{Guidance, Prediction, Sampler, Stepped};
-use dit::wan::sampling::{FlowGuidance, FlowSampler};
+use dit::wan::FIRST_FRAME;
+use dit::wan::sampling::{FlowGuidance, FlowSampler, with_first_frame};
 use recipe::{SampleScheduler, SampleSpec};
 use sharding::fsdp::Fsdp;
 use std::cell::RefCell;
@@ -28,8 +29,8 @@ pub struct Denoiser<'a, F: Family> {
 impl<F: Family> Denoiser<'_, F> {
     /// Samples a latent `[1, T, C, h, w]`, fp32 on the CPU. A collective.
     ///
-    /// * `conditions` — the scaled tensors of the condition, fp32: `image` `[1, 1, C, h, w]`, or `known` `[1, T, 1, h, w]` and `masked`
-    ///   `[1, T, C, h, w]`.
+    /// * `conditions` — the scaled tensors of the condition, fp32: `image` or `first_frame` `[1, 1, C, h, w]`; or `known` `[1, T, 1, h, w]` or
+    ///   `mask` `[1, T, 4, h, w]`, and `masked` `[1, T, C, h, w]`.
     /// * `noise` — returns the noise of a draw with a shape, on the CPU or on the device of the rank.
     /// * `after_step` — called after each step.
     ///
@@ -60,6 +61,7 @@ impl<F: Family> Denoiser<'_, F> {
             text = Tensor::cat(&[&prepared(&texts.joined(&spec.negatives)), &text], 0);
         }
         let batch = text.size()[0];
+        let first_frame = conditions.iter().find(|(role, _)| *role == FIRST_FRAME).map(|(_, tensor)| tensor);
         let conditions = conditions.iter().map(|(role, tensor)| {
             let whole = conditions::whole(role, tensor, frames);
             (*role, prepared(&whole).repeat([batch, 1, 1, 1, 1]))
@@ -94,7 +96,9 @@ impl<F: Family> Denoiser<'_, F> {
                 after_step(&fsdp.groups().world)
             },
         )?;
-        Ok(latent.narrow(1, frames - latent_frames, latent_frames).to_device(Device::Cpu))
+        let latent = latent.narrow(1, frames - latent_frames, latent_frames).to_device(Device::Cpu);
+        // The network has seen this frame in place of that of the latent.
+        Ok(first_frame.map_or_else(|| latent.shallow_clone(), |first| with_first_frame(&latent, first)))
     }
 }
 

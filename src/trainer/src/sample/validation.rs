@@ -74,7 +74,7 @@ impl Validation {
             let clean = padded(&batch.latent, frames);
             // In training, all images of a batch are dropped together. Here each clip has its own draw.
             let numbers = clip..clip + 1;
-            let conditions = conditions::inputs(batch.conditions, &self.condition, frames, self.seed, clip, numbers)?;
+            let conditions = conditions::inputs(batch.conditions, &self.condition, &clean, self.seed, clip, numbers)?;
             let (clean, text) = (upload(&clean, device), upload(&batch.text.to_kind(self.compute), device));
             let conditions: Conditions =
                 conditions.iter().map(|(role, tensor)| (*role, upload(tensor, device))).collect();

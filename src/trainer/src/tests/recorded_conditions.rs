@@ -79,7 +79,7 @@ fn oracle_inputs_with_conditions_are_those_of_the_factory_and_videox_fun() {
             let part = |whole: &Tensor| whole.narrow(0, sample as i64, 1);
             let own = conditions.iter().map(|(role, tensor)| (*role, part(tensor))).collect();
             let number = sample as u64;
-            let own = conditions::inputs(own, condition, latent.size()[1], 1, 0, number..number + 1).unwrap();
+            let own = conditions::inputs(own, condition, &latent, 1, 0, number..number + 1).unwrap();
             let parts = std::iter::once(part(&noised.latent)).chain(own.into_iter().map(|(_, tensor)| tensor));
             let input = Tensor::cat(&parts.collect::<Vec<_>>(), 2);
             let error = (&input - part(&wanted)).norm() / part(&wanted).norm();

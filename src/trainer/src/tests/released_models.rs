@@ -80,6 +80,7 @@ fn toy(name: &str, steps: u64, folder: &Utf8Path) -> Recipe {
             ConditionKind::None => {}
             ConditionKind::Image => tensors.push((IMAGE, latent(1, 8))),
             ConditionKind::Inpaint => tensors.extend([(KNOWN, latent(frames, 1)), (MASKED, latent(frames, 8))]),
+            other => unreachable!("CogVideoX has no condition {other:?}"),
         }
         let mut drawn = vec![];
         for draw in 0..recipe.condition.draws().max(1) {
@@ -97,7 +98,7 @@ fn toy(name: &str, steps: u64, folder: &Utf8Path) -> Recipe {
 /// Returns the frames, rows and columns of the latents that a recipe trains on: at most three shapes.
 fn shapes(recipe: &Recipe) -> Vec<[usize; 3]> {
     let Some(buckets) = recipe.buckets() else { return vec![[3, 4, 6]] };
-    let latents: BTreeSet<_> = buckets.all().into_iter().map(|bucket| bucket.latent()).collect();
+    let latents: BTreeSet<_> = buckets.all().into_iter().map(|bucket| recipe.latent_of(bucket)).collect();
     let every = latents.len().div_ceil(3);
     latents.into_iter().step_by(every).map(|shape| [shape.frames, shape.height, shape.width]).collect()
 }

@@ -86,7 +86,7 @@ pub fn run(workspace: &Workspace, args: &DataBucketsArgs) -> Result<(), CommandE
     let found = match (store, ClipManifest::is_one(&args.source)) {
         (Some(data), _) => {
             args.refuse_with_latents()?;
-            of_store(&data)?
+            of_store(&data, recipe)?
         }
         (None, true) => {
             args.listed.refuse_with_manifest(&args.source)?;
@@ -127,7 +127,7 @@ fn of_manifest(manifest: &ClipManifest) -> ClipSet {
 }
 
 /// Counts the latents of a data set by their shape.
-fn of_store(data: &Utf8Path) -> Result<ClipSet, Failure> {
+fn of_store(data: &Utf8Path, recipe: &Recipe) -> Result<ClipSet, Failure> {
     let mut shapes: BTreeMap<Shape, usize> = BTreeMap::new();
     read_index(data, |_, line| {
         if let [frames, _, height, width] = line.shape[..] {
@@ -136,7 +136,7 @@ fn of_store(data: &Utf8Path) -> Result<ClipSet, Failure> {
         Ok(())
     })?;
     let clips = shapes.values().sum();
-    let buckets = shapes.into_iter().map(|(shape, clips)| (Bucket::of_latent(shape), clips, None)).collect();
+    let buckets = shapes.into_iter().map(|(shape, clips)| (recipe.clip_of(shape), clips, None)).collect();
     Ok(ClipSet { clips, buckets, thrown_away: Vec::new() })
 }
 
@@ -148,7 +148,8 @@ fn document(
     found: ClipSet,
 ) -> Result<Document, Failure> {
     let row = |&(bucket, clips, hours): &(Bucket, usize, Option<f64>)| {
-        let (shape, cost) = (bucket.latent(), recipe.cost_at(bucket.latent()));
+        let shape = recipe.latent_of(bucket);
+        let cost = recipe.cost_at(shape);
         let batch = recipe.micro_batch_at(shape);
         let micro_batches = clips / batch;
         BucketRow {
@@ -163,7 +164,7 @@ fn document(
     };
     let buckets: Vec<BucketRow> = found.buckets.iter().map(row).collect();
     let mut counts: BTreeMap<Shape, usize> = BTreeMap::new();
-    buckets.iter().for_each(|row| *counts.entry(row.bucket.latent()).or_default() += row.clips);
+    buckets.iter().for_each(|row| *counts.entry(recipe.latent_of(row.bucket)).or_default() += row.clips);
     let (mut steps_per_epoch, mut unused) = (0.0, 0);
     if !counts.is_empty() {
         let order = Order::of_counts(recipe, &counts)?;

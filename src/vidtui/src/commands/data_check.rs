@@ -125,8 +125,8 @@ pub fn check_source(
 }
 
 /// Returns the frames, height and width in pixels of the clips that a model trains on.
-pub fn sizes_of(Recipe { model, .. }: &Recipe) -> [usize; 3] {
-    let Bucket { frames, height, width } = Bucket::of_latent(model.shape());
+pub fn sizes_of(recipe: &Recipe) -> [usize; 3] {
+    let Bucket { frames, height, width } = recipe.clip_of(recipe.model.shape());
     [frames, height, width]
 }
 

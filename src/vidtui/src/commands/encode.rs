@@ -20,7 +20,7 @@ use std::fs::{File, TryLockError};
 use std::ops::ControlFlow;
 use toml::{Table, Value};
 use video::FrameChoice;
-use weights::T5Config;
+use weights::{T5Config, VideoVaeConfig};
 
 /// The file name of the encode's recipe, which is in the folder of the data set.
 const RECIPE: &str = "encode.toml";
@@ -182,6 +182,11 @@ fn encoders(args: &DataEncodeArgs, trained: Option<&Recipe>) -> Result<Encoders,
     if let Some(folder) = &args.model {
         encoders.folder = folder.clone();
     }
+    if trained.is_none()
+        && let Ok((vae, _)) = VideoVaeConfig::open(&encoders.folder.join("vae"))
+    {
+        encoders.latent_pixels = vae.spatial_factor();
+    }
     if encoders.folder.as_str().is_empty() {
         let why = match args.recipe {
             Some(_) => "--model is not given, and the recipe of --for has no encoders.folder",
@@ -304,6 +309,9 @@ fn encode_recipe(
     let mut encoders = Table::from_iter([("folder".to_owned(), path(&of.folder))]);
     let dtype = args.dtype.clone().or(trained.map(|_| of.dtype.name().to_owned()));
     encoders.extend(dtype.map(|dtype| ("dtype".to_owned(), Value::String(dtype))));
+    if of.latent_pixels != recipe::PIXELS {
+        encoders.insert("latent_pixels".into(), size(of.latent_pixels));
+    }
     if of.scene_tokens {
         encoders.insert("scene_tokens".into(), Value::Boolean(true));
     }

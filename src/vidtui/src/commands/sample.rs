@@ -115,6 +115,10 @@ fn prepare(
     let mut recipe = recipe_of(weights)?;
     let lines = fill(workspace, &mut recipe, args)?;
     let mut warnings = Vec::new();
+    // Weights that no run trained do not record the pixels of a latent pixel.
+    if let Ok((vae, _)) = ::weights::VideoVaeConfig::open(&recipe.encoders.folder.join("vae")) {
+        recipe.encoders.latent_pixels = vae.spatial_factor();
+    }
     if !weights.source.latent_scale_known && !recipe.encoders.folder.as_str().is_empty() {
         let vae = recipe.encoders.folder.join("vae");
         recipe.model.latent_scale = ::weights::VideoVaeConfig::open(&vae)?.0.scaling_factor();

@@ -363,8 +363,7 @@ fn own_keys(model: &Model, config: &str) -> Result<Option<Vec<String>>, Failure>
 
 /// Returns the `[model]` section of a recipe for the weights, and the condition that their channels imply.
 fn model_toml(source: &WeightsSource, model: &Model) -> String {
-    let condition = ConditionKind::of_channels(model.in_channels, model.out_channels);
-    let condition = condition.filter(|kind| *kind != ConditionKind::None);
+    let condition = model.condition().filter(|kind| *kind != ConditionKind::None);
     let mut model = model.to_table();
     if !source.latent_scale_known {
         model.remove("latent_scale");

@@ -5,26 +5,11 @@ use crate::{Flow, NoiseLevels, Recipe};
 
 /// The rules, each with the keys that it compares.
 pub(super) const RULES: Rules = &[
-    (&["model.in_channels", "model.out_channels"], channels_are_equal),
     (&["model.head_dim"], positions_fit),
     (&["model.freq_dim"], time_has_pairs),
     (&["model.ffn_dim", "mesh.tp"], whole_hidden_units),
     (&["objective.min_level", "objective.max_level", "objective.levels", "objective.shift"], some_level_is_trained),
 ];
-
-/// Text to video: the network receives the noised latent alone.
-fn channels_are_equal(recipe: &Recipe) -> Result<(), Advice> {
-    let (input, output) = (recipe.model.in_channels, recipe.model.out_channels);
-    if input == output {
-        return Ok(());
-    }
-    Err(Advice {
-        why: format!(
-            "text to video needs as many input as output channels, and model.in_channels is {input}, model.out_channels {output}"
-        ),
-        fix: format!("set model.in_channels = {output}; image to video of Wan cannot be trained yet"),
-    })
-}
 
 /// Rotary positions divide a head into pairs for frames, rows and columns: a third of the pairs, rounded down, for rows and for columns.
 fn positions_fit(recipe: &Recipe) -> Result<(), Advice> {

@@ -4,7 +4,7 @@ use super::*;
 use crate::fixtures::temp;
 use crate::lora::{LoraFile, LoraForm};
 use recipe::families::wan::{Layout, WanModel, file_tensor, param_specs as specs_of};
-use recipe::{FamilyName, param_specs};
+use recipe::{ConditionKind, FamilyName, param_specs};
 
 const FIXTURES: &str = "../../tests/fixtures/oracle/wan";
 
@@ -28,7 +28,7 @@ fn release(path: &Utf8Path, layout: Layout, prefix: &str) -> BTreeMap<String, (D
 #[test]
 fn a_folder_of_diffusers_is_the_same_after_both_directions() {
     let (_keep, folder) = temp();
-    for name in ["t2v_tiny", "t2v_low_tiny"] {
+    for name in ["t2v_tiny", "t2v_low_tiny", "i2v22_tiny", "ti2v5b_tiny"] {
         let theirs = Utf8Path::new(FIXTURES).join(name).join("transformer");
         let (inner, back) = (folder.join(format!("{name}-inner")), folder.join(format!("{name}-back")));
         go(&ConvertRequest::new(&theirs, &inner, Form::Internal)).unwrap();
@@ -38,6 +38,12 @@ fn a_folder_of_diffusers_is_the_same_after_both_directions() {
         assert_eq!(config(&theirs), config(&back));
         let model = WeightsSource::open(&inner).unwrap().model().unwrap().clone();
         assert_eq!((model.family.name(), model.latent_scale), (FamilyName::Wan, 1.0));
+        let kind = match name {
+            "i2v22_tiny" => ConditionKind::ImageClip,
+            "ti2v5b_tiny" => ConditionKind::FirstFrame,
+            _ => ConditionKind::None,
+        };
+        assert_eq!(model.condition(), Some(kind), "{name}");
         let ours = of(&inner);
         assert!(param_specs(&model).iter().all(|spec| ours[&spec.name].1 == spec.shape));
     }
@@ -66,16 +72,23 @@ fn original_releases_are_read_with_and_without_the_prefix_of_comfyui() {
 #[test]
 fn networks_that_cannot_be_trained_are_refused_by_the_key() {
     let (_keep, folder) = temp();
-    for (name, key) in [
-        ("i2v21_tiny", "image_dim"),
-        ("flf2v_tiny", "image_dim"),
-        ("ti2v5b_tiny", "in_channels"),
-        ("i2v22_tiny", "in_channels"),
-    ] {
+    for name in ["i2v21_tiny", "flf2v_tiny"] {
         let theirs = Utf8Path::new(FIXTURES).join(name).join("transformer");
         let refused = go(&ConvertRequest::new(&theirs, folder.join(name), Form::Internal)).unwrap_err();
-        assert!(refused.why.contains(key), "{refused}");
+        assert!(refused.why.contains("image_dim"), "{refused}");
     }
+    // No condition has 20 channels besides a latent of 16.
+    let copy = folder.join("copy");
+    fs::create_dir(&copy).unwrap();
+    let from = Utf8Path::new(FIXTURES).join("i2v22_tiny/transformer");
+    for file in from.read_dir_utf8().unwrap().map(|entry| entry.unwrap().into_path()) {
+        let bytes = fs::read(&file).unwrap();
+        fs::write(copy.join(file.file_name().unwrap()), bytes).unwrap();
+    }
+    let config = fs::read_to_string(copy.join("config.json")).unwrap();
+    fs::write(copy.join("config.json"), config.replace("\"in_channels\": 36", "\"in_channels\": 20")).unwrap();
+    let refused = go(&ConvertRequest::new(&copy, folder.join("out"), Form::Internal)).unwrap_err();
+    assert!(refused.why.contains("in_channels, out_channels = [20, 16]"), "{refused}");
     let layer = ConvertRequest {
         layer: Some(recipe::Layer::TttMlp),
         ..ConvertRequest::new(Utf8Path::new(FIXTURES).join("t2v_tiny/transformer"), folder.join("ttt"), Form::Internal)
