@@ -42,9 +42,10 @@ const ERRORS: [&str; 15] = [
 /// Parts of lines that report warnings, in lower case.
 const WARNINGS: [&str; 5] = ["warn", "error", "failed", "timed out", "retrying"];
 
-/// The levels of logging libraries, which write them in capitals, and the beginning of an error of the embedded trainer.
-static LEVEL_WORD: LazyLock<Regex> =
-    LazyLock::new(|| pattern(r"\b(ERROR|CRITICAL|FATAL)\b|^\[?[EF]\d{4} \d\d:|^cannot [a-z]+ .*: "));
+/// The levels of logging libraries, which write them in capitals, and the beginnings of errors of the embedded trainer.
+static LEVEL_WORD: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(r"\b(ERROR|CRITICAL|FATAL)\b|^\[?[EF]\d{4} \d\d:|^cannot [a-z]+ .*: |^lost contact with another rank: ")
+});
 
 /// Lines with an error word that report no error: PyTorch's advice about another error, counts such as `0 errors`, metrics such as
 /// `mean absolute error: 0.3`, and what is not fatal.
@@ -79,7 +80,7 @@ const CONSEQUENCES: [&str; 11] = [
 static ERROR_WORD: LazyLock<regex::bytes::Regex> = LazyLock::new(|| {
     let words = concat!(
         r"(?i-u)error|exception|interrupt|traceback|panicked|out of memory|watchdog caught|segmentation fault",
-        r"|core dumped|fatal|critical|cannot |[EF]\d{4} \d\d:",
+        r"|core dumped|fatal|critical|cannot |lost contact|[EF]\d{4} \d\d:",
     );
     regex::bytes::Regex::new(words).expect("the pattern is constant, and a test compiles it")
 });
@@ -329,6 +330,8 @@ mod tests {
     fn an_error_of_a_peer_is_a_consequence() {
         assert!(is_consequence("[rank3]: Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7)"));
         assert!(is_consequence("RuntimeError: Connection closed by peer [10.0.0.4]:3301"));
+        let lost = "lost contact with another rank: cannot reduce-scatter over 2 ranks: Connection reset by peer";
+        assert!(level(lost) == Level::Error && may_be_error(lost.as_bytes()) && is_consequence(lost));
         assert!(!is_consequence("RuntimeError: CUDA out of memory"));
     }
 

@@ -710,9 +710,9 @@ fn new_run(
     let mut recipe = recipe.clone();
     // The steps of the new run begin at 0.
     recipe.optimizer.schedule_start = 0;
-    if let Some(steps) = request.options.steps {
-        recipe.train.length = Length::Steps(steps);
-    }
+    // Without another number, as many as the run had in the end.
+    let steps = request.options.steps.or(request.facts.attempt.as_ref().and_then(|last| last.steps));
+    recipe.train.length = steps.map_or(recipe.train.length, Length::Steps);
     let new = NewRun {
         name: &run.name,
         recipe: &recipe,
@@ -720,7 +720,16 @@ fn new_run(
         origin,
         warnings: Vec::new(),
     };
-    new.plan(what, cx)
+    let mut plan = new.plan(what, cx)?;
+    let changes = request.changed.iter().flat_map(|(_, changes)| changes);
+    let row = |ResumeChange { change, .. }: &ResumeChange| {
+        (
+            "changed".to_owned(),
+            format!("{}: {} -> {}", change.key, change.from.as_deref().unwrap_or("not set"), change.to),
+        )
+    };
+    plan.summary.splice(0..0, changes.map(row));
+    Ok(plan)
 }
 
 #[cfg(test)]

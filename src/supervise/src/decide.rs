@@ -508,6 +508,6 @@ fn died(rank: &RankEnd) -> EventKind {
 /// Returns the failure of a node whose ranks were killed by a user.
 pub fn killed(node: &NodeId) -> Failure {
     let what = format!("the ranks of node {node} were killed");
-    let failure = Failure::new(ErrorCode::RanksKilled, what, "a signal ended them", "resume from the last checkpoint");
+    let failure = Failure::new(ErrorCode::RanksKilled, what, "a signal ended them", "resume the run");
     Failure { cause: Cause::Stop, ..failure }
 }

@@ -68,8 +68,7 @@ fn explain(rank: &EndedRank, job: &Job, ooms_before: Option<u64>) -> Failure {
     let why =
         if line.is_empty() { format!("{how}; its log is empty") } else { format!("{how}; its log ends with: {line}") };
     if disk_is_full(&job.run.root) {
-        let fix =
-            "make room there (`df`, `vidtui checkpoints` lists what was saved), then resume from the last checkpoint";
+        let fix = "make room there (`df`, `vidtui checkpoints` lists what was saved), then resume the run";
         let why = format!("{why}; the disk of {} is full", job.run.root);
         return Failure::new(ErrorCode::DiskFull, format!("{who} failed"), why, fix);
     }
@@ -77,9 +76,9 @@ fn explain(rank: &EndedRank, job: &Job, ooms_before: Option<u64>) -> Failure {
         return Failure::new(ErrorCode::OutOfMemory, format!("{who} ran out of memory"), why, LESS_MEMORY);
     }
     let fix = if line.is_empty() {
-        format!("look at the messages of node {} (`dmesg`), then resume from the last checkpoint", job.node)
+        format!("look at the messages of node {} (`dmesg`), then resume the run", job.node)
     } else {
-        format!("read {}, then resume from the last checkpoint", rank.log)
+        format!("read {}, then resume the run", rank.log)
     };
     Failure::new(ErrorCode::RankFailed, format!("{who} failed"), why, fix)
 }
@@ -106,7 +105,7 @@ fn name_silent_rank(failure: Failure, job: &Job, ended_s: f64) -> Failure {
         ),
         fix: format!(
             "look at rank {rank} on node {node}: its process may have been stopped (`ps` shows state T), or its node or file system does \
-             not respond; then resume from the last checkpoint"
+             not respond; then resume the run"
         ),
         ..failure
     }
@@ -132,7 +131,7 @@ fn disk_is_full(dir: &Utf8Path) -> bool {
 /// Explains a SIGKILL that this supervisor did not send, given the kernel's count of out-of-memory kills before and now.
 fn killed(ooms: Option<(u64, u64)>) -> (ErrorCode, &'static str, &'static str) {
     let memory = "use more ranks or settings that need less (`vidtui check RECIPE --fit-memory SIZE`), or free memory on the node (`dmesg` \
-                  there names the process that the kernel chose); then resume from the last checkpoint";
+                  there names the process that the kernel chose); then resume the run";
     match ooms {
         Some((before, now)) if now > before => (
             ErrorCode::OutOfMemory,
@@ -142,7 +141,7 @@ fn killed(ooms: Option<(u64, u64)>) -> (ErrorCode, &'static str, &'static str) {
         Some(_) => (
             ErrorCode::RankKilled,
             "another process sent it signal 9 (SIGKILL); the kernel reports no out-of-memory kill on this node",
-            "find that process (a queue with a memory or time limit, a user), then resume from the last checkpoint",
+            "find that process (a queue with a memory or time limit, a user), then resume the run",
         ),
         None => (
             ErrorCode::RankKilled,

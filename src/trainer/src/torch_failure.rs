@@ -14,7 +14,7 @@ use torch_error::{ErrorKind, TorchError};
 pub fn failed(error: c10d::Error) -> Failure {
     let text = error.to_string();
     if let c10d::Error::File { .. } = error {
-        let fix = "check the disk of memory.folder (`df`), then resume from the last checkpoint";
+        let fix = "check the disk of memory.folder (`df`), then resume the run";
         return Failure::new(ErrorCode::Io, "cannot use the files that hold offloaded tensors", text, fix);
     }
     match error.kind() {
@@ -39,13 +39,13 @@ pub fn operator_failed(error: TorchError) -> Failure {
 }
 
 fn peer_lost(text: String) -> Failure {
-    let fix = "see which rank ended first in the logs; then resume from the last checkpoint";
+    let fix = "see which rank ended first in the logs; then resume the run";
     Failure::peer_lost(None, text, fix)
 }
 
 fn internal(text: &str) -> Failure {
     let what = format!("an operation of libtorch failed in the phase '{}'", phase::current().name());
-    let fix = "read the log of the rank; resume from the last checkpoint; if it fails again, report it with the log";
+    let fix = "read the log of the rank; resume the run; if it fails again, report it with the log";
     Failure::new(ErrorCode::Internal, what, text, fix)
 }
 
@@ -70,14 +70,12 @@ fn cure(error: CudaError) -> &'static str {
             "a kernel exceeded the time limit of the driver: no display may use this GPU (`nvidia-smi -q -d DISPLAY`); then resume from the \
              last checkpoint"
         }
-        (802, _) => {
-            "the driver is not ready: on nodes with NVSwitch, start nvidia-fabricmanager; then resume from the last checkpoint"
-        }
+        (802, _) => "the driver is not ready: on nodes with NVSwitch, start nvidia-fabricmanager; then resume the run",
         (_, Fault::Unavailable) => {
-            "see `nvidia-smi` on that node: another process may hold the GPU, or its driver may not fit; then resume from the last checkpoint"
+            "see `nvidia-smi` on that node: another process may hold the GPU, or its driver may not fit; then resume the run"
         }
         (_, Fault::Kernel) => {
-            "see `dmesg | grep Xid` on that node; resume from the last checkpoint; if it fails at the same step, the trainer has a defect, \
+            "see `dmesg | grep Xid` on that node; resume the run; if it fails at the same step, the trainer has a defect, \
              otherwise the GPU"
         }
         (_, Fault::Hardware) => {

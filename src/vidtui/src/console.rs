@@ -97,7 +97,7 @@ async fn open_on_runtime(
     run: Option<RunId>,
     record: Option<&Utf8Path>,
 ) -> Result<End, CommandError> {
-    let runs = workspace.runs.clone();
+    let (runs, is_simulated) = (workspace.runs.clone(), workspace.simulate.is_some());
     // A mistake in the settings must not keep a user from the runs: it is shown, and the default settings apply.
     let (settings, problem) = match Settings::of_user() {
         Ok(settings) => (settings, None),
@@ -120,7 +120,11 @@ async fn open_on_runtime(
         nodes_from: workspace.nodes_from(),
         launch: draft_of(&workspace.nodes, None),
         has_desktop: appearance::has_desktop(),
-        session: settings.restore.then(|| last_screen::read(&workspace.runs)).flatten(),
+        // Simulated nodes are to be looked at, wherever the last session ended.
+        session: match workspace.simulate {
+            Some(_) => Some(ui::Session { screen: ui::Screen::Nodes, ..ui::Session::default() }),
+            None => settings.restore.then(|| last_screen::read(&workspace.runs)).flatten(),
+        },
         open: run,
         problem,
     };
@@ -134,7 +138,7 @@ async fn open_on_runtime(
     let Console { model, reader, live } = console;
     // From now on, a signal ends the console even if the home folder does not answer.
     drop(reader);
-    if settings.restore {
+    if settings.restore && !is_simulated {
         last_screen::write(&runs, model.session());
     }
     if let Some(Live { runner, watcher, .. }) = live {

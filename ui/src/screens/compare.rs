@@ -224,7 +224,11 @@ fn ask_export(model: &mut Model, open: &CompareScreen) {
     let mut shown = open.runs.iter().filter(|run| !run.hidden);
     let Some(first) = shown.next() else { return };
     let metric = open.quantity.name().replace(|c: char| !is_name_char(c) && c != '_', "-");
-    let proposed = format!("{}-and-{}-{metric}.svg", short_id(&first.id), shown.count());
+    let others = match shown.count() {
+        0 => String::new(),
+        more => format!("-and-{more}"),
+    };
+    let proposed = format!("{}{others}-{metric}.svg", short_id(&first.id));
     model.input = Some(Input::new(Purpose::ExportComparison, proposed));
 }
 

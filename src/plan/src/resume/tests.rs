@@ -70,6 +70,7 @@ fn keys_that_change_the_samples_need_fresh_data_and_keys_of_tensors_need_a_new_r
     let new = plan_changed(&past, kind(ResumeKind::WeightsOnly), 2, &["optimizer.kind=prodigy"]).unwrap();
     assert!(new.is_new_run());
     assert_eq!(new.run.recipe().unwrap().optimizer.kind, recipe::OptimizerKind::Prodigy);
+    assert_eq!(new.summary[0], ("changed".to_owned(), "optimizer.kind: \"adamw\" -> \"prodigy\"".to_owned()));
 }
 
 #[test]

@@ -374,17 +374,13 @@ impl Peers {
         let Rendezvous { this, first, is_job, address, port, .. } = &self.rendezvous;
         if !self.rendezvous.is_first() {
             let why = format!("node {first}, where rank 0 is: {how}");
-            return Failure::peer_lost(
-                Some(first.clone()),
-                why,
-                "check that node; then resume from the last checkpoint",
-            );
+            return Failure::peer_lost(Some(first.clone()), why, "check that node; then resume the run");
         }
         if self.is_alone(at, node, has_started) {
             let why = format!(
                 "node {this}, where rank 0 is, receives heartbeats of no other node at {address} port {port}: its network is down, or a firewall is in between"
             );
-            return Failure::peer_lost(None, why, "check its network; then resume from the last checkpoint");
+            return Failure::peer_lost(None, why, "check its network; then resume the run");
         }
         let fix = match is_job {
             true => {
@@ -392,7 +388,7 @@ impl Peers {
                     .into()
             }
             false => format!(
-                "check that node; then resume from the last checkpoint; to resume without the node: --exclude {node}"
+                "check that node; then resume the run; to resume without the node: --exclude {node}"
             ),
         };
         Failure::new(ErrorCode::NodeLost, format!("node {node} was lost"), how, fix)

@@ -21,27 +21,27 @@ const START_S: f64 = 900.0;
 /// Lists or changes the queue, or runs the queue worker.
 pub fn run(workspace: &Workspace, args: &QueueArgs) -> Result<(), CommandError> {
     match &args.command {
-        None => list(workspace, args.json),
+        None => list(workspace, args.json, Worker::AsItIs),
         Some(QueueCommand::Add(add)) => self::add(workspace, add, args.json),
         Some(QueueCommand::Hold(entries)) => {
             change(workspace, &entries.ids, |entry| set_pending(entry, QueueState::Held))?;
-            list(workspace, args.json)
+            list(workspace, args.json, Worker::AsItIs)
         }
         Some(QueueCommand::Release(entries)) => {
             change(workspace, &entries.ids, |entry| set_pending(entry, QueueState::Waiting))?;
             workspace.start_queue_worker()?;
-            list(workspace, args.json)
+            list(workspace, args.json, Worker::Started)
         }
         Some(QueueCommand::Move(to)) => {
             move_entry(workspace, to.id, &to.place, to.other)?;
-            list(workspace, args.json)
+            list(workspace, args.json, Worker::AsItIs)
         }
         Some(QueueCommand::Remove(removed)) => {
             match removed.ended {
                 true => remove_ended(workspace)?,
                 false => remove(workspace, &removed.ids)?,
             }
-            list(workspace, args.json)
+            list(workspace, args.json, Worker::AsItIs)
         }
         Some(QueueCommand::Work(args)) => work(workspace, args),
     }
@@ -83,7 +83,14 @@ fn add(workspace: &Workspace, args: &QueueAddArgs, json: bool) -> Result<(), Com
     added.iter().try_for_each(|entry| output::line(&entry.id.to_string()))
 }
 
-fn list(workspace: &Workspace, json: bool) -> Result<(), CommandError> {
+/// Whether this command has started a process that works on the queue. It takes a moment until that process says so.
+#[derive(PartialEq)]
+enum Worker {
+    Started,
+    AsItIs,
+}
+
+fn list(workspace: &Workspace, json: bool, started: Worker) -> Result<(), CommandError> {
     let queue = workspace.queue();
     let (entries, worker) = (queue.entries()?, queue.worker());
     let waits: Vec<_> = entries.iter().map(|entry| workspace.waits_for(entry, &entries)).collect();
@@ -109,7 +116,7 @@ fn list(workspace: &Workspace, json: bool) -> Result<(), CommandError> {
             output::text(&format!("\nentry {}: {failure}\n", document.id))?;
         }
     }
-    if worker.is_none() && next_entry(&entries).is_some() {
+    if worker.is_none() && started == Worker::AsItIs && next_entry(&entries).is_some() {
         output::line("\nno process works on the queue; start it: vidtui queue work --detached")?;
     }
     Ok(())

@@ -57,13 +57,15 @@ fn goodput(
     Ok(all)
 }
 
-/// Returns the run that determines the state of a stage: the newest finished run, or else the newest run.
+/// Returns the run that determines the state of a stage: the newest active run, or else the newest finished one, or else the newest.
 fn run_of<'a>(curriculum: &Curriculum, stage: &StageSpec, runs: &'a [RunSummary]) -> Option<&'a RunSummary> {
     let of_stage = |summary: &&RunSummary| {
         summary.run.curriculum.as_ref() == Some(&curriculum.path) && summary.run.stage.as_ref() == Some(&stage.name)
     };
     // Runs are sorted from oldest to newest, and max_by_key returns the last of equal ones.
-    runs.iter().filter(of_stage).max_by_key(|summary| summary.state == RunState::Finished)
+    let is_active = |state: &RunState| StateKind::of(state).is_active();
+    let rank = |summary: &&RunSummary| (is_active(&summary.state), summary.state == RunState::Finished);
+    runs.iter().filter(of_stage).max_by_key(rank)
 }
 
 fn in_words(curriculum: &Curriculum, stages: &[Stage<'_>], goodput: Option<&Goodput>) -> String {

@@ -186,7 +186,7 @@ impl Workspace {
 
 /// Returns the warning that the adapters of an earlier run are trained on, if the weights are adapters.
 fn continues_adapters(recipe: &Recipe, weights: &Utf8Path) -> Option<String> {
-    let is_adapter = recipe.lora.is_used() && recipe.lora.starts_from().is_none();
+    let is_adapter = recipe.task == Task::Train && recipe.lora.is_used() && recipe.lora.starts_from().is_none();
     let base = Checkpoint::open(weights).ok().filter(|_| is_adapter)?.manifest.base?;
     Some(format!(
         "the weights are adapters of an earlier run, and this run trains them on; for new adapters, start from their model {}, or merge \

@@ -75,7 +75,7 @@ impl Workspace {
         match matching[..] {
             [one] => Ok(one.clone()),
             [] => {
-                let last: Vec<&str> = runs.iter().rev().take(3).map(RunDir::name).collect();
+                let last: Vec<&str> = newest_first(&runs).take(3).map(RunDir::name).collect();
                 not_found(
                     ErrorCode::RunNotFound,
                     format!("no run in {} has this name, or an id that starts or ends with it", self.runs),
@@ -103,11 +103,16 @@ impl Workspace {
 
 /// Returns the newest run that meets the first condition that any run meets, or the newest run.
 fn latest<'a>(runs: &'a [RunDir], conditions: &[&dyn Fn(&RunDir) -> bool]) -> Option<&'a RunDir> {
-    // Ids sort by the minute only; the file has the exact time.
+    let newest: Vec<&RunDir> = newest_first(runs).collect();
+    let found = conditions.iter().find_map(|meets| newest.iter().find(|run| meets(run)));
+    found.or(newest.first()).copied()
+}
+
+/// Returns the runs, newest first. Ids sort by the minute only; the files have the exact times.
+fn newest_first(runs: &[RunDir]) -> impl Iterator<Item = &RunDir> {
     let mut newest: Vec<(f64, &RunDir)> = runs.iter().map(|run| (created_s(run), run)).collect();
     newest.sort_by(|(a, _), (b, _)| b.total_cmp(a));
-    let found = conditions.iter().find_map(|meets| newest.iter().find(|(_, run)| meets(run)));
-    found.or(newest.first()).map(|(_, run)| *run)
+    newest.into_iter().map(|(_, run)| run)
 }
 
 fn trains(dir: &RunDir) -> bool {
