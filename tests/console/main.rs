@@ -4,6 +4,7 @@
 
 mod actions;
 mod alerts;
+mod attach;
 mod chains;
 mod commands;
 mod data_check;

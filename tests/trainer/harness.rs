@@ -279,6 +279,7 @@ impl Scene {
             start: start.clone(),
             lineage: None,
             imported: None,
+            attached: None,
             launched_from: None,
             recipe,
         })

@@ -79,6 +79,15 @@ pub fn situation(model: &Model, row: &RunRow, width: usize) -> Vec<Line<'static>
         RunState::New => "Prepared, never started.".to_owned(),
         // The sentence about the run's Slurm job follows.
         RunState::Queued => String::new(),
+        RunState::Running if row.is_attached && row.is_stepless => {
+            "Watching a program; no steps are recognized in its log yet. A stop ends the watching, not the program.".to_owned()
+        }
+        RunState::Running if row.is_attached => {
+            "Watching a program that was started without vidtui. A stop ends the watching, not the program.".to_owned()
+        }
+        RunState::Stopping if row.is_attached => "The watching ends; the program goes on.".to_owned(),
+        RunState::Finished if row.is_attached => format!("The program has ended, {took} after the watching began."),
+        RunState::Stopped if row.is_attached => "No longer watched. The program may go on.".to_owned(),
         RunState::Starting if let Some(left_s) = start_left_s(model, row) => late_start(left_s),
         RunState::Starting => {
             let first = match row.task {
@@ -193,7 +202,7 @@ fn next_steps(model: &Model, row: &RunRow, context: Context) -> Vec<Vec<Span<'st
         return steps;
     }
     let is_resumable = !kind.is_active() && kind != StateKind::Finished && kind != StateKind::Unknown;
-    if is_resumable && !row.is_imported {
+    if is_resumable && !row.is_imported && !row.is_attached {
         if row.task != Task::Train {
             add(Action::Resume, "resume".to_owned());
         } else if let Some(step) = row.checkpoint_step {
@@ -229,6 +238,7 @@ fn next_steps(model: &Model, row: &RunRow, context: Context) -> Vec<Vec<Span<'st
             }
         }
         StateKind::Queued => add(Action::Stop, "cancel the job".to_owned()),
+        StateKind::Running | StateKind::Starting if row.is_attached => add(Action::Stop, "stop watching".to_owned()),
         StateKind::Running | StateKind::Starting | StateKind::Saving if row.is_command => {
             add(Action::Stop, "request a stop".to_owned());
         }
@@ -255,6 +265,7 @@ pub fn may_hang(row: &RunRow) -> bool {
 pub fn origin(row: &RunRow) -> Option<String> {
     match &row.lineage {
         Some(parent) => Some(format!("weights from {}, step {}", short_id(&parent.run), units::grouped(parent.step))),
+        None if row.is_attached => Some("a program that was started without vidtui".to_owned()),
         None if row.task != Task::Train => None,
         None if row.is_command => Some("weights set by the command".to_owned()),
         None => Some("random weights".to_owned()),

@@ -72,6 +72,7 @@ pub enum Action {
     Delete,
     Samples,
     Encode,
+    Attach,
     Prompt,
     // samples
     SampleNext,
@@ -418,6 +419,12 @@ const RUNS: &[Binding] = with_motion![
         .when(Condition::RunAllows),
     bind(&[Key::ch('/')], Action::Filter, "filter", "Filter runs by name, stage or state")
         .shown_when(Condition::SeveralRuns),
+    bind(
+        &[Key::ch('+')],
+        Action::Attach,
+        "attach",
+        "Watch a program that was started without vidtui: type the arguments of vidtui attach"
+    ),
     bind(&[Key::ch('K')], Action::Kill, "kill", "Kill the run's processes; asks for confirmation")
         .when(Condition::Any(&[Condition::RunsMarked, Condition::RunAllows])),
     bind(

@@ -148,6 +148,11 @@ pub enum Request {
         /// The arguments of `vidtui data encode`, as typed.
         arguments: String,
     },
+    /// Plan to watch a program that was started without vidtui; answered by `LaunchPlanned` or `Failed`.
+    PlanAttach {
+        /// The arguments of `vidtui attach`, as typed.
+        arguments: String,
+    },
     /// Execute the plan of a launch form as shown, unless its files have changed since; answered by `Outcome::Launched` or
     /// `Failed`.
     LaunchDraft {
@@ -193,6 +198,7 @@ impl Request {
                 | Self::PlanAction(_)
                 | Self::PlanConvert { .. }
                 | Self::PlanEncode { .. }
+                | Self::PlanAttach { .. }
                 | Self::ReadLaunch { .. }
                 | Self::PlanSample { .. }
         )

@@ -85,6 +85,7 @@ pub fn row(run: RunId, stage: &str, state: RunState, step: u64) -> RunRow {
         longer_steps: None,
         launch: None,
         is_imported: false,
+        is_attached: false,
         note: None,
     }
 }
@@ -366,6 +367,7 @@ fn run(id: RunId, stage: &str) -> Run {
         start: StartFrom::Random,
         lineage: None,
         imported: None,
+        attached: None,
         launched_from: None,
         recipe: Default::default(),
     }

@@ -293,6 +293,9 @@ pub struct RunRow {
     /// Whether the run was imported from the log of another tool, so that it cannot be resumed.
     #[serde(default)]
     pub is_imported: bool,
+    /// Whether the run watches a program that another process started.
+    #[serde(default)]
+    pub is_attached: bool,
     /// The note of its users; words that begin with `#` are tags.
     #[serde(default)]
     pub note: Option<String>,

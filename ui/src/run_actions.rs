@@ -2,7 +2,7 @@
 
 use crate::action_plan::{ActionRequest, RunVerb};
 use crate::advice;
-use crate::bindings::Action;
+use crate::bindings::{Action, Context};
 use crate::effect::{Effect, Request};
 use crate::jobs::Intent;
 use crate::model::{Input, LogsScreen, Model, Purpose, Screen};
@@ -42,6 +42,10 @@ pub fn check(model: &Model, action: Action) -> Result<&RunRow, String> {
         _ => {}
     }
     match action {
+        Action::Resume | Action::ResumeWith if row.is_attached => Err(format!(
+            "{name} watches a program that another process started; press {} to watch it again",
+            model.keys.name(Context::Runs, Action::Attach)
+        )),
         Action::Resume | Action::ResumeWith if row.is_imported => {
             Err(format!("{name} was imported; there is nothing to resume"))
         }

@@ -217,7 +217,10 @@ fn done(model: &mut Model, outcome: Outcome, intent: &Intent) {
             }
         }
         Outcome::StopSent(run) => {
-            let then = match model.row(&run).map_or(Task::Train, |row| row.task) {
+            let row = model.row(&run);
+            let then = match row.map_or(Task::Train, |row| row.task) {
+                _ if row.is_some_and(|row| row.is_attached) => "is no longer watched; the program goes on",
+                _ if row.is_some_and(|row| row.is_command) => "got the request; its command may save before it stops",
                 Task::Train => "saves a checkpoint after this step and stops",
                 Task::Encode => "stores the items in progress and stops",
                 Task::Sample => "finishes the videos in progress and stops",

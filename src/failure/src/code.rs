@@ -85,6 +85,8 @@ pub enum ErrorCode {
     RunFinished,
     /// A run was imported from the log of another tool, so it cannot be resumed or signalled.
     RunImported,
+    /// A run only watches a program that another process started, so it cannot be resumed.
+    RunAttached,
     /// Two consoles started the same attempt.
     AttemptConflict,
 

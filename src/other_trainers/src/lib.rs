@@ -21,6 +21,7 @@ mod open_sora;
 mod presets;
 mod reader;
 mod report;
+mod steps_total;
 mod table;
 mod ttt_video_dit;
 
@@ -29,3 +30,4 @@ pub use lines::clean;
 pub use log_event::{LogEvent, ReaderOptions};
 pub use reader::LogReader;
 pub use report::{LineYield, LogReport, NamedValues, report};
+pub use steps_total::steps_total;

@@ -198,6 +198,7 @@ impl NewRun<'_> {
                 start: self.origin.start.clone(),
                 lineage: self.origin.lineage,
                 imported: None,
+                attached: None,
                 launched_from: None,
                 recipe: recipe.to_table(),
             },

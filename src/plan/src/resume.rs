@@ -83,6 +83,7 @@ pub fn last_ranks(run: &Run, last: Option<&Attempt>) -> usize {
 pub fn resume(request: &ResumeRequest<'_>, cx: &Context) -> Result<LaunchPlan, Failure> {
     let what = format!("cannot resume {}", request.run.id);
     request.run.refuse_if_imported(&what)?;
+    request.run.refuse_if_attached(&what)?;
     let replaces = refuse_if_alive(&what, request, cx.now_s)?;
     next_attempt(&what, request, cx, AttemptWhy::Resume, replaces)
 }

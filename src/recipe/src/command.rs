@@ -35,6 +35,11 @@ section! {
         /// lines of the log that auto does not know: regular expressions whose named groups are step and metrics (loss, lr, step_s or
         /// step_ms, mem_gib …); a group with another name is a value of that name
         pub patterns: Vec<LogPattern> = Vec::new() => Spec::of(Kind::LogPatterns);
+        /// folder in which the command writes event files of TensorBoard: the metrics are read from these instead of the log; default: none
+        pub tensorboard: Utf8PathBuf = Utf8PathBuf::new() => OPTIONAL_PATH.on_resume(ResumeEffect::OtherRun);
+        /// folder in which the command writes a run of W&B (offline-run-… or run-…): the metrics are read from it instead of the log;
+        /// default: none
+        pub wandb: Utf8PathBuf = Utf8PathBuf::new() => OPTIONAL_PATH.on_resume(ResumeEffect::OtherRun);
         /// folder in which the command saves checkpoints, {output} in its arguments
         pub output: String = "{run_dir}/output".to_owned()
             => TEXT.on_resume(ResumeEffect::Refused("the checkpoints of the run are in the old folder"));

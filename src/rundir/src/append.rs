@@ -55,6 +55,15 @@ impl LineAppender {
     /// When writing fails, for instance on a full disk. A later call of this or of [`LineAppender::retry`] writes the
     /// line. If 16 MiB are kept already, the line is lost.
     pub fn append<T: Serialize>(&mut self, value: &T) -> io::Result<()> {
+        self.add(value)?;
+        self.retry()
+    }
+
+    /// Adds a value as one line of JSON to those that the next call of [`LineAppender::retry`] or [`LineAppender::append`] writes.
+    ///
+    /// # Errors
+    /// The value has no form in JSON.
+    pub fn add<T: Serialize>(&mut self, value: &T) -> io::Result<()> {
         let before = self.kept.len();
         if let Err(error) = serde_json::to_writer(&mut self.kept, value) {
             self.kept.truncate(before);
@@ -65,7 +74,7 @@ impl LineAppender {
             self.kept.truncate(before);
             self.lost += 1;
         }
-        self.retry()
+        Ok(())
     }
 
     /// Writes the lines that earlier calls could not write.

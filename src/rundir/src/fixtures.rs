@@ -51,6 +51,7 @@ pub fn run() -> Run {
         start: StartFrom::Random,
         lineage: None,
         imported: None,
+        attached: None,
         launched_from: None,
         recipe: recipe::load(recipe.into(), &[]).unwrap().table,
     }

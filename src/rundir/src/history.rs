@@ -78,9 +78,10 @@ impl History {
     }
 }
 
-/// Returns the median of `step_s` over the last 51 samples; `None` without samples.
+/// Returns the median of `step_s` over those of the last 51 samples that have one; `None` if none has. Of steps that were logged before a
+/// program was attached, the log may have no time.
 pub fn median_step_s(samples: &[MetricSample]) -> Option<f64> {
-    let mut last: Vec<f64> = samples.iter().rev().take(MEDIAN_OVER).map(|s| s.step_s).collect();
+    let mut last: Vec<f64> = samples.iter().rev().take(MEDIAN_OVER).map(|s| s.step_s).filter(|s| *s > 0.0).collect();
     last.sort_by(f64::total_cmp);
     last.get(last.len() / 2).copied()
 }

@@ -98,7 +98,7 @@ pub use process::{ExitFile, ExitReason, PidFile, RankExit, RankPid};
 pub use queue::{Queue, QueueEntry, QueueState, QueueWorker, next_entry};
 pub use removal::{pin_checkpoint, remove_checkpoint, unpin_checkpoint};
 pub use request_source::RequestSource;
-pub use run::{Imported, LaunchedFrom, Lineage, Run, StartFrom};
+pub use run::{Attached, Imported, LaunchedFrom, Lineage, Run, StartFrom};
 pub use sample::{BadVideo, SampleClaim, SampleFolder, SampleLora, SampleSidecar};
 pub use series_names::{NAMED_SERIES, NamedSeries, find_series};
 pub use staging::Staging;

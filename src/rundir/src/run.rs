@@ -44,6 +44,9 @@ pub struct Run {
     /// The log that the run was imported from. An imported run has no processes, checkpoints or nodes here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub imported: Option<Imported>,
+    /// The program that the run only watches. Another process started it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attached: Option<Attached>,
     /// The recipe file that a training run was launched from. A stage has its curriculum instead.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub launched_from: Option<LaunchedFrom>,
@@ -65,6 +68,19 @@ pub struct LaunchedFrom {
     /// The overrides as `section.key=value`, with absolute paths.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sets: Vec<String>,
+}
+
+/// A program that a run watches without having started it (`vidtui attach`).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Attached {
+    /// The absolute path of its log, or of the folder with its event files.
+    pub path: Utf8PathBuf,
+    /// Its process on the node of the run. The run ends with it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pid: Option<u32>,
+    /// All steps of the program; `None`: unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub steps: Option<u64>,
 }
 
 /// The log of another tool that a run was imported from.
@@ -155,6 +171,19 @@ impl Run {
         );
         let fix = "start a new run: `vidtui launch RECIPE`";
         Err(Failure::new(ErrorCode::RunImported, what, why, fix))
+    }
+
+    /// Checks that the run has not only watched a program that another process started.
+    ///
+    /// * `what` — what the error names as failed, such as `cannot resume`.
+    ///
+    /// # Errors
+    /// [`ErrorCode::RunAttached`] if it has.
+    pub fn refuse_if_attached(&self, what: impl Into<String>) -> Result<(), Failure> {
+        let Some(Attached { path, .. }) = &self.attached else { return Ok(()) };
+        let why = format!("the run watches {path}, and another process started the program");
+        let fix = format!("watch it again: `vidtui attach {path}`");
+        Err(Failure::new(ErrorCode::RunAttached, what, why, fix))
     }
 
     /// Returns whether the steps of the run are not logged: a command trains, and its log is not read, or no steps were recognized in it.

@@ -190,6 +190,8 @@ impl RunFacts {
                 let specs = run.recipe().ok().and_then(|recipe| recipe.samples().ok()).unwrap_or_default();
                 specs.iter().map(|spec| spec.steps as u64).sum()
             }
+            // Unknown: the recipe of such a run has the largest number that is valid.
+            _ if run.attached.as_ref().is_some_and(|attached| attached.steps.is_none()) => 0,
             _ => steps().unwrap_or(0),
         };
         Self {

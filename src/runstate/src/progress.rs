@@ -22,7 +22,7 @@ pub enum Progress {
     Steps {
         /// Steps done.
         step: u64,
-        /// Steps of the run.
+        /// Steps of the run; 0: unknown.
         total: u64,
     },
     /// Clips and captions of an encode.
@@ -39,6 +39,7 @@ impl Progress {
             Self::Nothing(Task::Encode) => "no clip yet".into(),
             Self::Nothing(Task::Sample) => "no video yet".into(),
             Self::Unknown { .. } => "steps unknown".into(),
+            Self::Steps { step, total: 0 } => format!("step {}", grouped(*step)),
             Self::Steps { step, total } => format!("step {} of {}", grouped(*step), grouped(*total)),
             Self::Items(counts) => counts.in_words(),
             Self::Videos(SamplingProgress { videos, videos_total }) => {
@@ -52,7 +53,9 @@ impl Progress {
         let of = |done, total, what| format!("{}/{}{what}", grouped(done), grouped(total));
         match self {
             Self::Nothing(_) => String::new(),
+            Self::Unknown { total: 0 } => "?".into(),
             Self::Unknown { total } => format!("?/{}", grouped(*total)),
+            Self::Steps { step, total: 0 } => grouped(*step),
             Self::Steps { step, total } => of(*step, *total, ""),
             Self::Items(counts) if counts.is_at_captions() => of(counts.texts_done, counts.texts, " captions"),
             Self::Items(counts) => of(counts.clips_done, counts.clips, " clips"),
@@ -98,7 +101,7 @@ pub fn progress_of(
         (_, _, Some(videos)) => Progress::Videos(videos),
         (Task::Encode | Task::Sample, ..) => Progress::Nothing(task),
         (Task::Train, ..) if is_stepless && step == 0 => Progress::Unknown { total },
-        (Task::Train, ..) if total == 0 => Progress::Nothing(task),
+        (Task::Train, ..) if total == 0 && step == 0 => Progress::Nothing(task),
         (Task::Train, ..) => Progress::Steps { step, total },
     }
 }

@@ -72,7 +72,7 @@ impl RunSummary {
         let left = facts.steps_total.saturating_sub(step) as f64;
         let eta_s = match item_rate(recent) {
             Some(per_s) => working.then_some(left / per_s),
-            None => median_step_s(recent).filter(|_| working).map(|s| s * left),
+            None => median_step_s(recent).filter(|_| working && facts.steps_total > 0).map(|s| s * left),
         };
         let checkpoint = other_trainers::latest(&dir);
         let of_it = |exit: &&ExitFile| facts.attempt.as_ref().is_some_and(|attempt| attempt.number == exit.attempt);

@@ -3,21 +3,26 @@
 //! Only the supervisor on the node of rank 0 does this, so that these files have one writer, as with the embedded
 //! trainer.
 
+mod event_files;
+
 use std::collections::BTreeSet;
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
+use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::fs::MetadataExt;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use camino::Utf8PathBuf;
+use camino::{Utf8Path, Utf8PathBuf};
 use other_trainers::{LogEvent, LogReader, ReaderOptions, checkpoints, written_over_s};
 use recipe::OtherTrainer;
-use rundir::{CheckpointEntry, Event, EventKind, LineAppender, RequestSource, RunDir, RunId, StartFrom, log, now_s};
+use rundir::{
+    CheckpointEntry, Event, EventKind, LineAppender, MetricSample, RequestSource, RunDir, RunId, StartFrom, log, now_s,
+};
 use serde::Serialize;
 
 use crate::job::Job;
+use event_files::EventFiles;
 
 /// The interval at which the log is read.
 const LOOK: Duration = Duration::from_millis(250);
@@ -92,6 +97,8 @@ struct LogWriter {
     world: usize,
     log: GrowingLog,
     reader: LogReader,
+    /// The event files whose values are the metrics, instead of those of the log.
+    files: Option<EventFiles>,
     metrics: Option<LineAppender>,
     events: Option<LineAppender>,
     step: u64,
@@ -129,6 +136,7 @@ impl LogWriter {
                 patterns: job.recipe.command.patterns.clone(),
                 ..ReaderOptions::new(job.recipe.command.adapter)
             }),
+            files: EventFiles::of(&job.recipe, attempt, start_step),
             metrics: open(job.run.metrics()),
             events: open(job.run.events()),
             step: start_step,
@@ -155,6 +163,9 @@ impl LogWriter {
             let events = self.reader.read(&bytes, now_s());
             self.take(events);
         }
+        let samples = self.files.as_mut().map_or_else(Vec::new, EventFiles::look);
+        samples.into_iter().for_each(|sample| self.sample(&sample));
+        self.write();
         if silent {
             let events = self.reader.pause(now_s());
             self.take(events);
@@ -172,6 +183,9 @@ impl LogWriter {
         self.look();
         let events = self.reader.end(now_s());
         self.take(events);
+        let samples = self.files.as_mut().map_or_else(Vec::new, EventFiles::end);
+        samples.into_iter().for_each(|sample| self.sample(&sample));
+        self.write();
         self.look_at_checkpoints();
         if finished {
             self.event(EventKind::Finished);
@@ -179,24 +193,30 @@ impl LogWriter {
     }
 
     fn take(&mut self, events: Vec<LogEvent>) {
+        self.take_each(events);
+        self.write();
+    }
+
+    /// Writes the steps that were added.
+    fn write(&mut self) {
+        if let Some(metrics) = &mut self.metrics {
+            let written = metrics.retry();
+            report(written, metrics.path());
+        }
+    }
+
+    fn take_each(&mut self, events: Vec<LogEvent>) {
         for events in events {
             match events {
-                LogEvent::Metric(sample) => {
-                    self.step = sample.step;
-                    append(&mut self.metrics, &*sample);
-                    self.start();
-                    let finite = sample.loss.is_some() || sample.has_no_loss;
-                    if self.finite && !finite {
-                        self.event(EventKind::LossNotFinite);
-                    }
-                    self.finite = finite;
-                }
+                LogEvent::Metric(_) if self.files.is_some() => {}
+                LogEvent::Metric(sample) => self.sample(&sample),
                 LogEvent::Started => self.start(),
                 LogEvent::Resumed if !self.resumed => {
                     self.resumed = true;
                     self.event(EventKind::Resumed { from_step: self.start_step, of_run: self.origin.clone() });
                 }
                 LogEvent::Resumed => {}
+                LogEvent::NotRecognized { .. } | LogEvent::Recognized { .. } if self.files.is_some() => {}
                 LogEvent::Recognized { format, metrics } => self.event(EventKind::LogRecognized { format, metrics }),
                 LogEvent::NotRecognized { lines, is_unordered } => {
                     self.start();
@@ -208,6 +228,21 @@ impl LogWriter {
                 LogEvent::Saving | LogEvent::Saved => self.look_at_checkpoints(),
             }
         }
+    }
+
+    /// Records a step.
+    fn sample(&mut self, sample: &MetricSample) {
+        self.step = sample.step;
+        // A log that was there before has many steps at once.
+        if let Some(metrics) = &mut self.metrics {
+            report(metrics.add(sample), metrics.path());
+        }
+        self.start();
+        let finite = sample.loss.is_some() || sample.has_no_loss;
+        if self.finite && !finite {
+            self.event(EventKind::LossNotFinite);
+        }
+        self.finite = finite;
     }
 
     /// Records the start of training, once. Programs that do not log it have started when they log a step.
@@ -294,8 +329,13 @@ impl GrowingLog {
 /// Appends a line. An error is only logged, because a missing line must not end the run.
 fn append(file: &mut Option<LineAppender>, line: &impl Serialize) {
     let Some(file) = file else { return };
-    if let Err(error) = file.append(line) {
-        log!("cannot append to {}: {error}", file.path());
+    let written = file.append(line);
+    report(written, file.path());
+}
+
+fn report(written: io::Result<()>, path: &Utf8Path) {
+    if let Err(error) = written {
+        log!("cannot append to {path}: {error}");
     }
 }
 

@@ -183,6 +183,7 @@ fn meta() -> Run {
         start: StartFrom::Random,
         lineage: None,
         imported: None,
+        attached: None,
         launched_from: None,
         recipe: recipe::load(path.into(), &[]).unwrap().table,
     }

@@ -229,6 +229,8 @@ pub enum Command {
     Export(ExportArgs),
     /// Writes a page (HTML) about a run that needs no other file: charts, recipe, events, failures, samples
     Report(ReportArgs),
+    /// Watches a program that was started without vidtui, by its log, TensorBoard folder or W&B run
+    Attach(AttachArgs),
     /// Makes runs from TensorBoard folders and offline runs of W&B, to look at them and compare them
     Import(ImportArgs),
     /// Prepares data sets
@@ -296,6 +298,7 @@ impl Command {
             Self::Data(DataCommand::Encode(args)) => args.then.output.json,
             Self::Convert(args) => args.output.json,
             Self::Inspect(args) => args.output.json,
+            Self::Attach(args) => args.then.output.json,
             Self::Import(args) => args.output.json,
             Self::Config(args) => args.output.json,
             Self::Export(_)

@@ -4,7 +4,7 @@ use crate::args::NodesArgs;
 use crate::chart_export;
 use crate::command_error::CommandError;
 use crate::commands::alerts::user_settings;
-use crate::commands::{encode, launch, refuse_existing, sample};
+use crate::commands::{attach, encode, launch, refuse_existing, sample};
 use crate::comparison;
 use crate::curves::{self, View};
 use crate::output::note;
@@ -112,6 +112,7 @@ fn run(
         Request::PlanEncode { arguments } => {
             JobMsg::LaunchPlanned(Box::new(encode::plan_typed(at, &arguments, &|line| progress(line))?))
         }
+        Request::PlanAttach { arguments } => JobMsg::LaunchPlanned(Box::new(attach::plan_typed(at, &arguments)?)),
         Request::ReadLaunch { arguments } => JobMsg::LaunchRead(Box::new(launch::read_typed(at, &arguments)?)),
         Request::PlanSample { run, prompt } => JobMsg::LaunchPlanned(Box::new(sample::plan_prompt(at, &run, prompt)?)),
         Request::PlanResume { run, options } => {

@@ -128,6 +128,7 @@ fn row(summary: &RunSummary, facts: &RunFacts) -> RunRow {
         longer_steps: longer_steps(summary),
         launch: launch_of(&summary.dir, run),
         is_imported: run.imported.is_some(),
+        is_attached: run.attached.is_some(),
         note: rundir::read_note(&summary.dir),
     }
 }
@@ -135,7 +136,11 @@ fn row(summary: &RunSummary, facts: &RunFacts) -> RunRow {
 /// Returns the total steps that a resume of a finished training run proposes.
 fn longer_steps(summary: &RunSummary) -> Option<u64> {
     let run = &summary.run;
-    if summary.state != RunState::Finished || run.task() != Task::Train || run.imported.is_some() {
+    if summary.state != RunState::Finished
+        || run.task() != Task::Train
+        || run.imported.is_some()
+        || run.attached.is_some()
+    {
         return None;
     }
     let done = summary.checkpoint.as_ref()?.step;

@@ -37,6 +37,8 @@ pub enum Purpose {
     ConvertMerge,
     /// The arguments of an encode.
     Encode,
+    /// The arguments of an attach.
+    Attach,
     /// The arguments of a launch.
     Launch,
     /// The prompt of a video.
@@ -61,7 +63,7 @@ impl Purpose {
     /// Returns the screen that has the input.
     pub fn screen(self) -> Screen {
         match self {
-            Self::Filter | Self::Encode | Self::Note => Screen::Runs,
+            Self::Filter | Self::Encode | Self::Attach | Self::Note => Screen::Runs,
             Self::RecipeFilter => Screen::Recipes,
             Self::NodeFilter => Screen::Nodes,
             Self::Search | Self::LogRanks => Screen::Logs,
@@ -86,6 +88,7 @@ impl Purpose {
             Self::ConvertTarget => "New folder: ",
             Self::ConvertMerge => "LoRA adapter: ",
             Self::Encode => "vidtui data encode ",
+            Self::Attach => "vidtui attach ",
             Self::Launch => "vidtui launch ",
             Self::Prompt => "Prompt: ",
             Self::Resume => "Resume with: ",
@@ -101,6 +104,7 @@ impl Purpose {
     pub fn form(self) -> &'static str {
         match self {
             Self::Encode => "VIDEOS --model FOLDER --out DATA --for RECIPE",
+            Self::Attach => "LOG, TENSORBOARD FOLDER or W&B RUN --steps N --pid PID",
             Self::Launch => "RECIPE --init WEIGHTS --set data.index=DATA",
             Self::Prompt => "TEXT --d SEED --s STEPS --g GUIDANCE",
             Self::Resume => "--set optimizer.lr=1e-5 --schedule keep --fresh-data --step STEP",
@@ -121,7 +125,7 @@ impl Purpose {
 
     /// Returns whether Enter shows the plan of a run.
     pub fn plans(self) -> bool {
-        matches!(self, Self::Encode | Self::Launch | Self::Prompt | Self::Resume)
+        matches!(self, Self::Encode | Self::Attach | Self::Launch | Self::Prompt | Self::Resume)
     }
 
     /// Returns whether the input is a field of the launch form.

@@ -74,6 +74,7 @@ impl Behaviour for Runs {
             Action::Encode => {
                 model.input = Some(Input::new(Purpose::Encode, model.encode_arguments.clone()));
             }
+            Action::Attach => model.input = Some(Input::new(Purpose::Attach, String::new())),
             Action::Mark => {
                 if let Some(run) = rows.get(at).map(|row| row.run.clone()) {
                     if !model.screens.runs.marked.remove(&run) {
@@ -153,6 +154,7 @@ impl Behaviour for Runs {
     fn on_entered(&self, model: &mut Model, input: Input) -> Vec<Effect> {
         match input.purpose {
             Purpose::Encode => encode(model, input.text),
+            Purpose::Attach => attach(model, input.text),
             Purpose::Note => write_note(model, input.text),
             _ => Vec::new(),
         }
@@ -170,6 +172,12 @@ fn write_note(model: &mut Model, note: String) -> Vec<Effect> {
 pub fn encode(model: &mut Model, arguments: String) -> Vec<Effect> {
     let job = model.jobs.start(Intent::PlanStage { stage: "the encode".to_owned() });
     vec![Effect::Job { job, request: Request::PlanEncode { arguments } }]
+}
+
+/// Requests the plan to watch a program, with the arguments that the user typed.
+fn attach(model: &mut Model, arguments: String) -> Vec<Effect> {
+    let job = model.jobs.start(Intent::PlanStage { stage: "the program".to_owned() });
+    vec![Effect::Job { job, request: Request::PlanAttach { arguments } }]
 }
 
 fn list_area(model: &Model, rows: usize) -> (Rect, Rect) {

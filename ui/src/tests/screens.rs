@@ -103,6 +103,18 @@ fn the_next_stage_starts_from_the_selected_run_also_if_another_run_of_its_stage_
 }
 
 #[test]
+fn a_run_that_watches_a_program_says_so_and_is_not_resumed() {
+    let watching = RunRow { is_attached: true, is_command: true, steps_total: 0, ..running(83) };
+    let screen = Ui::with_runs(vec![watching.clone()]).screen();
+    assert!(screen.contains("A stop ends the watching") && screen.contains("stop watching"), "{screen}");
+    assert!(!screen.contains("83/0") && !screen.contains("weights"), "{screen}");
+    let mut ended = Ui::with_runs(vec![RunRow { state: RunState::Stopped, ..watching }]);
+    assert!(ended.screen().contains("No longer watched") && !ended.screen().contains("start again at step 0"));
+    ended.press("r");
+    assert!(ended.screen().contains("watches a program that another process started"), "{}", ended.screen());
+}
+
+#[test]
 fn convert_empty() {
     let mut ui = Ui::with_runs(vec![running(83)]);
     ui.press("4");

@@ -1,6 +1,6 @@
 //! Arguments of the commands that exchange runs with other tools.
 
-use super::JsonArgs;
+use super::{JsonArgs, ThenArgs};
 use crate::workspace::LATEST;
 use camino::Utf8PathBuf;
 use clap::Args as Arguments;
@@ -22,6 +22,25 @@ pub struct ImportArgs {
     pub dry_run: bool,
     #[command(flatten)]
     pub output: JsonArgs,
+}
+
+/// `vidtui attach`.
+#[derive(Debug, Arguments)]
+pub struct AttachArgs {
+    /// The log of the program, a folder of TensorBoard event files, or a run of W&B; of several in a folder, the one that was written last
+    #[arg(value_name = "PATH")]
+    pub path: Utf8PathBuf,
+    /// The process on this machine with which the run ends [default: the oldest one that writes the log]
+    #[arg(long, value_name = "PID")]
+    pub pid: Option<u32>,
+    /// All steps of the program [default: those that its progress bar shows]
+    #[arg(long, value_name = "N")]
+    pub steps: Option<u64>,
+    /// Name of the run, a part of its id [default: that of the log]
+    #[arg(long)]
+    pub name: Option<String>,
+    #[command(flatten)]
+    pub then: ThenArgs,
 }
 
 /// `vidtui report`.

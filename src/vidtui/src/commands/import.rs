@@ -1,7 +1,7 @@
 //! `vidtui import`: creates runs from logs of TensorBoard and W&B.
 
 mod run_folder;
-mod source;
+pub mod source;
 
 use crate::args::ImportArgs;
 use crate::command_error::CommandError;

@@ -1,6 +1,7 @@
 //! The commands of `vidtui`. Every action of the console is also a command.
 
 pub mod alerts;
+pub mod attach;
 mod check;
 mod check_log;
 mod checkpoints;
@@ -96,6 +97,7 @@ pub fn run(args: &Args) -> Result<End, CommandError> {
         Command::Kill(args) => kill::kill(&workspace, args),
         Command::Export(args) => export::run(&workspace, args),
         Command::Report(args) => report::run(&workspace, args),
+        Command::Attach(args) => attach::run(&workspace, args),
         Command::Import(args) => import::run(&workspace, args),
         Command::Data(DataCommand::Check(args)) => data_check::run(&workspace, args),
         Command::Data(DataCommand::Cut(args)) => data_cut::run(args),

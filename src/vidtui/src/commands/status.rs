@@ -62,6 +62,7 @@ pub fn facts(summary: &RunSummary, findings: &[Finding], goodput: Option<&Goodpu
         Progress::Unknown { .. } => {
             "unknown: no steps are read from the log of the command (see command.adapter)".into()
         }
+        Progress::Steps { step, total: 0 } => units::grouped(step),
         Progress::Steps { step, total } => format!("{} of {}", units::grouped(step), units::grouped(total)),
         done => done.in_words(),
     };
@@ -111,6 +112,10 @@ pub fn facts(summary: &RunSummary, findings: &[Finding], goodput: Option<&Goodpu
         let ago = units::ago(now, attempt.started_s);
         facts.push(("attempt", format!("{}: {ranks} on {on}, {why} {ago} by {}", attempt.number, attempt.by)));
     }
+    if let Some(attached) = &run.attached {
+        let process = attached.pid.map_or(String::new(), |pid| format!(", until process {pid} ends"));
+        facts.push(("watches", format!("{}{process}", attached.path)));
+    }
     let has_lost_steps = summary.state.is_end() && summary.state != RunState::Finished;
     let checkpoint = match &summary.checkpoint {
         Some(c) => {
@@ -124,7 +129,7 @@ pub fn facts(summary: &RunSummary, findings: &[Finding], goodput: Option<&Goodpu
         }
         None => "none yet".into(),
     };
-    if run.task() == Task::Train && run.imported.is_none() {
+    if run.task() == Task::Train && run.imported.is_none() && run.attached.is_none() {
         facts.push(("checkpoint", checkpoint));
     }
     if let Some(healer) = summary.dir.healer() {

@@ -45,6 +45,7 @@ pub fn stop(workspace: &Workspace, args: &StopArgs) -> Result<(), CommandError> 
     }
     let run = dir.read_run()?;
     let then = match run.task() {
+        _ if run.attached.is_some() => "is no longer watched; the program goes on",
         Task::Train if run.job() == JobKind::Command => "received a stop request; its command may save before it stops",
         Task::Train => "saves a checkpoint and stops",
         Task::Encode => "stores the items in progress and stops",

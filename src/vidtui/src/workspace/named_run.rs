@@ -17,7 +17,7 @@ pub enum Needs {
     Nothing,
     /// The run trains.
     Training,
-    /// The run can be resumed: it trains or encodes, and was not imported.
+    /// The run can be resumed: it trains or encodes, and was started here.
     Resume,
     /// The run trains and has a complete checkpoint.
     Weights,
@@ -121,7 +121,7 @@ fn trains(dir: &RunDir) -> bool {
 
 /// A run that samples is not meant by `latest`: it would hide the run whose weights it samples.
 fn can_be_resumed(dir: &RunDir) -> bool {
-    dir.read_run().is_ok_and(|run| run.task() != Task::Sample && run.imported.is_none())
+    dir.read_run().is_ok_and(|run| run.task() != Task::Sample && run.imported.is_none() && run.attached.is_none())
 }
 
 /// Returns whether a run trains and has a complete checkpoint, or one that cannot be read, which the command reports.

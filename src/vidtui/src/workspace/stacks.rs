@@ -116,6 +116,7 @@ impl Workspace {
     pub fn stacks(&self, dir: &RunDir) -> Result<CollectedStacks, Failure> {
         let run = dir.read_run()?;
         run.refuse_if_imported(format!("cannot collect the stacks of {}", run.id))?;
+        run.refuse_if_attached(format!("cannot collect the stacks of {}", run.id))?;
         let run = run.id;
         let attempt = dir.latest_attempt()?;
         let mut files = Vec::new();

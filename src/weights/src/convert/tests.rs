@@ -101,6 +101,7 @@ fn run_of_halves(folder: &Utf8Path) -> Utf8PathBuf {
         start: StartFrom::Random,
         lineage: None,
         imported: None,
+        attached: None,
         launched_from: None,
         recipe: recipe.to_table(),
     })

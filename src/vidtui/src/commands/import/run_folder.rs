@@ -36,6 +36,7 @@ pub fn new_run(source: &Source, log: &Log, id: RunId, name: &str, began_s: f64, 
             tool: source.tool.name().into(),
             config: log.config.clone(),
         }),
+        attached: None,
         launched_from: None,
         recipe,
     })

@@ -79,7 +79,11 @@ pub fn find(paths: &[Utf8PathBuf]) -> Result<Vec<Source>, CommandError> {
     Ok(found)
 }
 
-fn logs_at(path: &Utf8Path) -> io::Result<Vec<Source>> {
+/// Finds the logs at a path, as [`find`] does. There may be none.
+///
+/// # Errors
+/// The path cannot be read.
+pub fn logs_at(path: &Utf8Path) -> io::Result<Vec<Source>> {
     let (path, mut found) = (path.canonicalize_utf8()?, Vec::new());
     if !path.is_file() {
         logs_in(&path, &path, DEPTH, &mut found)?;
