@@ -711,8 +711,10 @@ fn new_run(
     let mut recipe = recipe.clone();
     // The steps of the new run begin at 0.
     recipe.optimizer.schedule_start = 0;
-    // Without another number, as many as the run had in the end.
-    let steps = request.options.steps.or(request.facts.attempt.as_ref().and_then(|last| last.steps));
+    // Without another number, as many as the run had in the end; epochs are counted again.
+    let has_steps = recipe.train.length.steps().is_some();
+    let before = request.facts.attempt.as_ref().and_then(|last| last.steps).filter(|_| has_steps);
+    let steps = request.options.steps.or(before);
     recipe.train.length = steps.map_or(recipe.train.length, Length::Steps);
     let new = NewRun {
         name: &run.name,

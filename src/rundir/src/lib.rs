@@ -26,6 +26,7 @@ mod events;
 mod files;
 #[cfg(any(test, feature = "fixtures"))]
 pub mod fixtures;
+mod gpu_usage;
 mod healer;
 mod heartbeat;
 mod history;
@@ -76,6 +77,7 @@ pub use failure::{
 pub use files::{
     Versioned, is_exposed, is_file_name, read_toml, user_folder, without_links, write_atomic, write_private, write_toml,
 };
+pub use gpu_usage::{GpuUsage, last_usage};
 pub use healer::{Healer, HealerLock};
 pub use heartbeat::{FailedSave, GroupCollectives, HEARTBEAT_EVERY_S, Heartbeat, RankCollectives, WaitingCollective};
 pub use history::{History, median_step_s};

@@ -2,7 +2,7 @@
 
 use crate::lines::{LogLine, json_line};
 use crate::metrics::thousandth;
-use crate::{RunDir, SCHEMA, Tail};
+use crate::{GpuUsage, RunDir, SCHEMA, Tail};
 use cluster::nvidia_smi::SmiError;
 use cluster::probe::Frame;
 use cluster::{GpuSample, LinkKind, NodeId, Rate, Reading, ThrottleReasons, XidAt};
@@ -52,6 +52,9 @@ pub struct NodeSample {
     /// The readings of the node's GPUs; empty on a node without GPUs.
     #[serde(default, skip_serializing_if = "GpuColumns::is_empty")]
     pub gpus: GpuColumns,
+    /// The time and the energy of the GPUs that the ranks use, since the first sample of the run; `None` on a node without GPUs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub usage: Option<GpuUsage>,
     /// The errors of nvidia-smi, as text; empty on a node without nvidia-smi. Warnings beside complete rows are left out.
     #[serde(rename = "troubles", default, skip_serializing_if = "Vec::is_empty")]
     pub smi_errors: Vec<String>,
@@ -138,6 +141,7 @@ impl NodeSample {
                 ecc_uncorrected: gpus.iter().map(|gpu| gpu.ecc_uncorrected.clone()).collect(),
                 throttle_reasons: gpus.iter().map(|gpu| gpu.throttle_reasons.clone()).collect(),
             },
+            usage: None,
             smi_errors: smi_errors.collect(),
             xids: frame.xids.clone(),
         }

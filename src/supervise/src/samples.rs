@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use cluster::nvidia_smi::{GpuQuery, SmiError};
 use cluster::probe::{Frame, Frames, Pace, script_until_input_ends};
 use cluster::{GpuSample, Xid};
-use rundir::{LineAppender, NodeSample, SAMPLE_EVERY_S, log};
+use rundir::{GpuUsage, LineAppender, NodeSample, SAMPLE_EVERY_S, last_usage, log};
 
 use crate::environment::EnvironmentFile;
 use crate::job::Job;
@@ -47,10 +47,14 @@ impl Samples {
         let lifeline = Arc::new(Mutex::new(Lifeline::Held(None)));
         let (held, path, attempt) = (lifeline.clone(), job.run.gpu_samples(&job.node), job.attempt.number);
         let (run, ranks, visible) = (job.id.to_string(), job.local_world, visible_gpus(job));
+        let watches = job.meta.attached.is_some();
         let environment = EnvironmentFile::start(job);
         thread::spawn(move || match LineAppender::open(&path) {
             Ok(file) => {
                 let mut sampler = Sampler {
+                    usage: last_usage(&path).unwrap_or_default(),
+                    last_s: None,
+                    watches,
                     file,
                     environment,
                     run,
@@ -80,6 +84,12 @@ impl Drop for Samples {
 }
 
 struct Sampler<C> {
+    /// The usage of the run on this node, with that of earlier attempts.
+    usage: GpuUsage,
+    /// The time of the last frame.
+    last_s: Option<f64>,
+    /// Whether another process started the program, which may use any GPU.
+    watches: bool,
     file: LineAppender,
     environment: EnvironmentFile,
     run: String,
@@ -172,12 +182,16 @@ impl<C: Fn(&mut Command)> Sampler<C> {
         for at in &sample.xids {
             self.xids.retain(|known| *known == at.xid || !at.xid.ends(known));
         }
-        if self.used.is_empty() {
+        if self.used.is_empty() && !self.watches {
             self.used = used_gpus(self.visible.as_deref(), self.ranks, &frame.gpus);
         }
         if sample.gpus.index.iter().any(|gpu| !self.used.contains(gpu)) {
             sample.gpus.used.clone_from(&self.used);
         }
+        if let Some(last_s) = self.last_s.replace(frame.t) {
+            self.usage.count(&sample.gpus, frame.t - last_s);
+        }
+        sample.usage = (!sample.gpus.is_empty()).then(|| self.usage.rounded());
         if frame.xids_denied {
             self.log_once("GPU errors (Xid) are not recorded: this user may not read the kernel's log (dmesg)".into());
         }
@@ -260,6 +274,8 @@ mod tests {
         let all = sampled(&smi, |all| all.len() >= 3 && all.iter().any(|sample| sample.cpu_pct.is_some()));
         assert_eq!((all[0].gpus.index.len(), all[0].gpus()[0].power_w.value()), (1, Some(632.0)));
         assert!(all[0].mem_total_mib.is_some() && all.is_sorted_by(|a, b| a.t <= b.t));
+        let (usage, seconds) = (all[all.len() - 1].usage.unwrap(), all[all.len() - 1].t - all[0].t);
+        assert!((usage.gpu_s - seconds).abs() < 0.1 && (usage.energy_j - 632.0 * seconds).abs() < 5.0, "{usage:?}");
     }
 
     #[test]

@@ -8,7 +8,9 @@ use cluster::NodeId;
 use cluster::slurm::JobStatus;
 use health::Finding;
 use recipe::Key;
-use rundir::{AlertState, Attempt, CheckpointEntry, EncodeStages, Failure, ItemCounts, RunId, SamplingProgress};
+use rundir::{
+    AlertState, Attempt, CheckpointEntry, EncodeStages, Failure, GpuUsage, ItemCounts, RunId, SamplingProgress,
+};
 use runstate::{EncodeStageProgress, Epochs, Goodput, RunSummary};
 use serde::Serialize;
 use ui::Difference;
@@ -62,6 +64,12 @@ pub struct RunDocument {
     /// How the time of a training run was spent. Only in `status`.
     #[serde(skip_serializing_if = "Option::is_none")]
     goodput: Option<GoodputDocument>,
+    /// GPU hours, if its nodes have GPUs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    gpu_hours: Option<f64>,
+    /// The energy of its GPUs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    energy_kwh: Option<f64>,
 }
 
 /// Several runs, in `compare`.
@@ -283,6 +291,12 @@ pub struct CheckpointDocument {
     why: Option<String>,
 }
 
+/// Returns GPU hours and energy in kWh, to a thousandth.
+pub fn usage_numbers(usage: Option<GpuUsage>) -> (Option<f64>, Option<f64>) {
+    let thousandth = |number: f64| (number * 1000.0).round() / 1000.0;
+    (usage.map(|usage| thousandth(usage.gpu_hours())), usage.and_then(|usage| usage.kwh()).map(thousandth))
+}
+
 impl RunDocument {
     /// Describes a run.
     pub fn new(summary: &RunSummary) -> Self {
@@ -319,12 +333,20 @@ impl RunDocument {
             checkpoint: summary.checkpoint.clone().map(|c| CheckpointDocument::new(&CheckpointEntry::Complete(c))),
             findings: None,
             goodput: None,
+            gpu_hours: None,
+            energy_kwh: None,
         }
     }
 
     /// Adds the findings.
     pub fn with_findings(self, findings: &[Finding]) -> Self {
         Self { findings: Some(findings.iter().map(FindingDocument::new).collect()), ..self }
+    }
+
+    /// Adds the GPU hours and the energy.
+    pub fn with_usage(self, usage: Option<GpuUsage>) -> Self {
+        let (gpu_hours, energy_kwh) = usage_numbers(usage);
+        Self { gpu_hours, energy_kwh, ..self }
     }
 
     /// Adds the goodput.
@@ -541,6 +563,8 @@ mod tests {
                 down: vec![Down { cause: EndCause::Stopped, times: 1, seconds: 1.0 }],
                 ..Goodput::default()
             })),
+            gpu_hours: Some(1.0),
+            energy_kwh: Some(0.7),
         };
         let raised = Alert { step: Some(1), ..alerts::example() };
         let not_sent = NotSent { v: SCHEMA, t: 1.0, id: raised.id.clone(), channel: "slack".into(), why: "500".into() };

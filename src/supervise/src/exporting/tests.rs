@@ -240,6 +240,7 @@ fn node_sample(t: f64, gpus: rundir::GpuColumns) -> rundir::NodeSample {
         ib_rx_bytes_per_s: None,
         ib_tx_bytes_per_s: None,
         gpus,
+        usage: None,
         smi_errors: Vec::new(),
         xids: Vec::new(),
     }

@@ -2,10 +2,11 @@
 
 use crate::args::StagesArgs;
 use crate::command_error::CommandError;
-use crate::documents::GoodputDocument;
+use crate::documents::{GoodputDocument, usage_numbers};
 use crate::output;
 use crate::workspace::{self, Workspace};
 use recipe::{Curriculum, StageSpec, StageStart};
+use rundir::GpuUsage;
 use runstate::{Goodput, RunState, RunSummary};
 use serde::Serialize;
 use std::fmt::Write;
@@ -30,6 +31,9 @@ pub fn run(workspace: &Workspace, args: &StagesArgs) -> Result<(), CommandError>
         .map(|spec| Stage { spec, view: workspace::stage_view(spec), run: run_of(&curriculum, spec, &runs) })
         .collect();
     let goodput = goodput(workspace, &curriculum, &runs)?;
+    let usage = of_curriculum(&curriculum, &runs)
+        .filter_map(|summary| summary.dir.gpu_usage())
+        .reduce(|sum, usage| sum + usage);
     if args.output.json {
         let documents: Vec<_> = stages.iter().map(document).collect();
         return output::json(&serde_json::json!({
@@ -37,9 +41,16 @@ pub fn run(workspace: &Workspace, args: &StagesArgs) -> Result<(), CommandError>
             "title": curriculum.title,
             "stages": documents,
             "goodput": goodput.as_ref().map(GoodputDocument::new),
+            "gpu_hours": usage_numbers(usage).0,
+            "energy_kwh": usage_numbers(usage).1,
         }));
     }
-    output::text(&in_words(&curriculum, &stages, goodput.as_ref()))
+    output::text(&in_words(&curriculum, &stages, goodput.as_ref(), usage))
+}
+
+/// Returns the runs of a curriculum.
+fn of_curriculum<'a>(curriculum: &Curriculum, runs: &'a [RunSummary]) -> impl Iterator<Item = &'a RunSummary> {
+    runs.iter().filter(|summary| summary.run.curriculum.as_ref() == Some(&curriculum.path))
 }
 
 /// Returns the goodput of all runs of a curriculum; `None` if no run has one.
@@ -49,7 +60,7 @@ fn goodput(
     runs: &[RunSummary],
 ) -> Result<Option<Goodput>, CommandError> {
     let mut all: Option<Goodput> = None;
-    for summary in runs.iter().filter(|summary| summary.run.curriculum.as_ref() == Some(&curriculum.path)) {
+    for summary in of_curriculum(curriculum, runs) {
         if let Some(goodput) = workspace.goodput(summary)? {
             all.get_or_insert_default().add(&goodput);
         }
@@ -68,7 +79,12 @@ fn run_of<'a>(curriculum: &Curriculum, stage: &StageSpec, runs: &'a [RunSummary]
     runs.iter().filter(of_stage).max_by_key(rank)
 }
 
-fn in_words(curriculum: &Curriculum, stages: &[Stage<'_>], goodput: Option<&Goodput>) -> String {
+fn in_words(
+    curriculum: &Curriculum,
+    stages: &[Stage<'_>],
+    goodput: Option<&Goodput>,
+    usage: Option<GpuUsage>,
+) -> String {
     let mut text = format!("{}  ({})\n", curriculum.title, curriculum.path);
     if let Some(goodput) = goodput {
         // Writing to a String cannot fail.
@@ -77,6 +93,9 @@ fn in_words(curriculum: &Curriculum, stages: &[Stage<'_>], goodput: Option<&Good
         if !losses.is_empty() {
             let _ = writeln!(text, "  lost: {losses}");
         }
+    }
+    if let Some(usage) = usage {
+        let _ = writeln!(text, "GPUs of all runs: {}", usage.in_words());
     }
     for (number, stage) in stages.iter().enumerate() {
         let state = stage.run.map_or("not started".to_owned(), |run| {

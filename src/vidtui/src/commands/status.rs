@@ -25,7 +25,12 @@ pub fn run(workspace: &Workspace, args: &StatusArgs) -> Result<(), CommandError>
     let findings = workspace.findings(&summary, &known);
     let goodput = workspace.goodput(&summary)?;
     if args.output.json {
-        return output::json(&RunDocument::new(&summary).with_findings(&findings).with_goodput(goodput.as_ref()));
+        return output::json(
+            &RunDocument::new(&summary)
+                .with_findings(&findings)
+                .with_goodput(goodput.as_ref())
+                .with_usage(summary.dir.gpu_usage()),
+        );
     }
     output::text(&output::facts(&facts(&summary, &findings, goodput.as_ref(), now_s())))
 }
@@ -96,6 +101,9 @@ pub fn facts(summary: &RunSummary, findings: &[Finding], goodput: Option<&Goodpu
         facts.push(("goodput", goodput_text::sentence(goodput)));
         let losses = goodput_text::losses(goodput);
         facts.extend(Some(("", format!("lost: {losses}"))).filter(|_| !losses.is_empty()));
+    }
+    if let Some(usage) = summary.dir.gpu_usage() {
+        facts.push(("GPUs", usage.in_words()));
     }
     if let Some(imported) = &run.imported {
         facts.push(("imported", format!("from {}, by {}", imported.from, imported.tool)));
