@@ -1,15 +1,11 @@
 //! GPU time and energy of a run.
 
-use crate::{GpuColumns, NodeSample, RunDir, Tail};
-use camino::Utf8Path;
 use cluster::Reading;
 use serde::{Deserialize, Serialize};
 use std::ops::Add;
 
 /// A pause between two samples that counts; over a longer one, the GPUs may have been free.
 const LONGEST_S: f64 = 60.0;
-/// The bytes at the end of a file that have its last line.
-const BYTES: u64 = 64 * 1024;
 
 /// The time and the energy of the GPUs that the ranks of a run use, since its first sample.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
@@ -22,13 +18,16 @@ pub struct GpuUsage {
 
 impl GpuUsage {
     /// Counts the time between two samples, at the power of the later one.
-    pub fn count(&mut self, gpus: &GpuColumns, seconds: f64) {
+    ///
+    /// * `power_w` — the power of each GPU that the ranks use.
+    pub fn count<'a>(&mut self, power_w: impl Iterator<Item = &'a Reading<f64>>, seconds: f64) {
         if !(0.0..=LONGEST_S).contains(&seconds) {
             return;
         }
-        let power_w: f64 = gpus.of_ranks(&gpus.power_w).filter_map(Reading::value).sum();
-        self.gpu_s += seconds * gpus.of_ranks(&gpus.power_w).count() as f64;
-        self.energy_j += seconds * power_w;
+        for reading in power_w {
+            self.gpu_s += seconds;
+            self.energy_j += seconds * reading.value().unwrap_or(0.0);
+        }
     }
 
     /// Returns the usage to a tenth, for a line of a file.
@@ -76,70 +75,29 @@ fn digits(number: f64) -> String {
     format!("{number:.decimals$}")
 }
 
-/// Returns the usage in the last sample of a node's file; `None` if there is none.
-pub fn last_usage(samples: &Utf8Path) -> Option<GpuUsage> {
-    let (_, last) = Tail::<NodeSample>::near_end_with(samples, BYTES, BYTES, |_| true).ok()?;
-    last.last()?.usage
-}
-
-impl RunDir {
-    /// Returns the usage of all nodes; `None` if none of them has GPUs. Reads only the ends of files.
-    pub fn gpu_usage(&self) -> Option<GpuUsage> {
-        let nodes = self.nodes().read_dir_utf8().ok()?.flatten();
-        let usages = nodes.filter_map(|node| last_usage(&node.path().join("gpu.jsonl")));
-        usages.reduce(Add::add)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::LineAppender;
-    use crate::fixtures::temp;
     use cluster::Absent;
 
-    fn gpus(power_w: &[f64]) -> GpuColumns {
-        GpuColumns {
-            index: (0..power_w.len() as u32 + 1).collect(),
-            power_w: power_w
-                .iter()
-                .map(|power| Reading::Value(*power))
-                .chain([Reading::Absent(Absent::NotAsked)])
-                .collect(),
-            ..GpuColumns::default()
-        }
+    fn gpus(power_w: &[f64]) -> Vec<Reading<f64>> {
+        power_w.iter().map(|power| Reading::Value(*power)).chain([Reading::Absent(Absent::NotAsked)]).collect()
     }
 
     #[test]
     fn usage_is_the_sum_over_the_gpus_of_the_ranks_and_leaves_out_long_pauses() {
         let mut usage = GpuUsage::default();
-        usage.count(&gpus(&[600.0, 400.0]), 5.0);
+        usage.count(gpus(&[600.0, 400.0]).iter(), 5.0);
         assert_eq!(usage, GpuUsage { gpu_s: 15.0, energy_j: 5000.0 });
-        usage.count(&gpus(&[600.0]), 3600.0);
-        usage.count(&gpus(&[600.0]), -1.0);
+        usage.count(gpus(&[600.0]).iter(), 3600.0);
+        usage.count(gpus(&[600.0]).iter(), -1.0);
         assert_eq!(usage.gpu_s, 15.0);
-        usage.count(&GpuColumns { used: vec![1], ..gpus(&[600.0, 400.0]) }, 10.0);
+        usage.count(gpus(&[600.0, 400.0]).iter().skip(1).take(1), 10.0);
         assert_eq!(usage, GpuUsage { gpu_s: 25.0, energy_j: 9000.0 });
         let long = GpuUsage { gpu_s: 44_640.0, energy_j: 2.556e7 };
         assert_eq!(
             (long.in_words().as_str(), usage.in_words().as_str()),
             ("12.4 GPU hours, 7.10 kWh", "0.007 GPU hours, 0.003 kWh")
         );
-    }
-
-    #[test]
-    fn the_usage_of_a_run_is_the_sum_of_the_last_lines_of_its_nodes() {
-        let (_keep, run) = temp();
-        assert_eq!(run.gpu_usage(), None);
-        for (node, totals) in [("a", [5.0, 20.0]), ("b", [7.0, 30.0])] {
-            let folder = run.nodes().join(node);
-            std::fs::create_dir_all(&folder).unwrap();
-            let mut file = LineAppender::open(&folder.join("gpu.jsonl")).unwrap();
-            for gpu_s in totals {
-                let usage = serde_json::json!({"gpu_s": gpu_s, "energy_j": 1.0});
-                file.append(&serde_json::json!({"v": 1, "attempt": 1, "t": 1.0, "usage": usage})).unwrap();
-            }
-        }
-        assert_eq!(run.gpu_usage(), Some(GpuUsage { gpu_s: 50.0, energy_j: 2.0 }));
     }
 }

@@ -77,7 +77,7 @@ pub use failure::{
 pub use files::{
     Versioned, is_exposed, is_file_name, read_toml, user_folder, without_links, write_atomic, write_private, write_toml,
 };
-pub use gpu_usage::{GpuUsage, last_usage};
+pub use gpu_usage::GpuUsage;
 pub use healer::{Healer, HealerLock};
 pub use heartbeat::{FailedSave, GroupCollectives, HEARTBEAT_EVERY_S, Heartbeat, RankCollectives, WaitingCollective};
 pub use history::{History, median_step_s};
@@ -92,7 +92,7 @@ pub use listing::{
 pub use lock::{LockHolder, lock_holder};
 pub use metric_table::{Chart, ChartInfo, METRICS, Metric, MetricLine, MetricSource, Reduction, find_metric};
 pub use metrics::{MetricSample, SamplingProgress, StepTimes};
-pub use node_sample::{GpuColumns, NodeSample, SAMPLE_EVERY_S};
+pub use node_sample::{GpuColumns, NodeSample, SAMPLE_EVERY_S, last_usage};
 pub use node_series::{NodePoint, NodeSeries, Spread};
 pub use note::{read_note, tags, write_note};
 pub use peer_token::PeerToken;

@@ -3,13 +3,17 @@
 use crate::lines::{LogLine, json_line};
 use crate::metrics::thousandth;
 use crate::{GpuUsage, RunDir, SCHEMA, Tail};
+use camino::Utf8Path;
 use cluster::nvidia_smi::SmiError;
 use cluster::probe::Frame;
 use cluster::{GpuSample, LinkKind, NodeId, Rate, Reading, ThrottleReasons, XidAt};
 use serde::{Deserialize, Serialize};
+use std::ops::Add;
 
 /// The pause between two samples in seconds; nvidia-smi takes additional time. A day of eight GPUs takes 8 MB.
 pub const SAMPLE_EVERY_S: f64 = 5.0;
+/// The bytes at the end of a file that have its last line.
+const LAST_BYTES: u64 = 64 * 1024;
 
 /// A sample of a node during a run, written by the node's supervisor.
 ///
@@ -204,7 +208,19 @@ impl LogLine for NodeSample {
     }
 }
 
+/// Returns the usage in the last sample of a node's file; `None` if there is none.
+pub fn last_usage(samples: &Utf8Path) -> Option<GpuUsage> {
+    let (_, last) = Tail::<NodeSample>::near_end_with(samples, LAST_BYTES, LAST_BYTES, |_| true).ok()?;
+    last.last()?.usage
+}
+
 impl RunDir {
+    /// Returns the usage of all nodes; `None` if none of them has GPUs. Reads only the ends of files.
+    pub fn gpu_usage(&self) -> Option<GpuUsage> {
+        let nodes = self.nodes().read_dir_utf8().ok()?.flatten();
+        nodes.filter_map(|node| last_usage(&node.path().join("gpu.jsonl"))).reduce(Add::add)
+    }
+
     /// Follows the samples of a node from the beginning.
     pub fn tail_gpu_samples(&self, node: &NodeId) -> Tail<NodeSample> {
         Tail::new(self.gpu_samples(node))
@@ -297,5 +313,21 @@ pub mod tests {
         }
         let all = run.tail_gpu_samples(&node("ml-1")).poll().unwrap();
         assert_eq!((all.items.len(), all.bad.len()), (100, 0));
+    }
+
+    #[test]
+    fn the_usage_of_a_run_is_the_sum_of_the_last_lines_of_its_nodes() {
+        let (_keep, run) = temp();
+        assert_eq!(run.gpu_usage(), None);
+        for (node, totals) in [("a", [5.0, 20.0]), ("b", [7.0, 30.0])] {
+            let folder = run.nodes().join(node);
+            std::fs::create_dir_all(&folder).unwrap();
+            let mut file = LineAppender::open(&folder.join("gpu.jsonl")).unwrap();
+            for gpu_s in totals {
+                let usage = serde_json::json!({"gpu_s": gpu_s, "energy_j": 1.0});
+                file.append(&serde_json::json!({"v": 1, "attempt": 1, "t": 1.0, "usage": usage})).unwrap();
+            }
+        }
+        assert_eq!(run.gpu_usage(), Some(GpuUsage { gpu_s: 50.0, energy_j: 2.0 }));
     }
 }

@@ -189,7 +189,7 @@ impl<C: Fn(&mut Command)> Sampler<C> {
             sample.gpus.used.clone_from(&self.used);
         }
         if let Some(last_s) = self.last_s.replace(frame.t) {
-            self.usage.count(&sample.gpus, frame.t - last_s);
+            self.usage.count(sample.gpus.of_ranks(&sample.gpus.power_w), frame.t - last_s);
         }
         sample.usage = (!sample.gpus.is_empty()).then(|| self.usage.rounded());
         if frame.xids_denied {

@@ -153,7 +153,7 @@ mod tests {
         let keep = tempfile::tempdir().unwrap();
         let folder = Utf8Path::from_path(keep.path()).unwrap();
         let mut files = files(folder);
-        let mut look = |files: &mut EventFiles| {
+        let look = |files: &mut EventFiles| {
             files.next = Instant::now();
             files.look().into_iter().map(|sample| (sample.attempt, sample.step, sample.loss)).collect::<Vec<_>>()
         };
