@@ -48,9 +48,12 @@ static LEVEL_WORD: LazyLock<Regex> = LazyLock::new(|| {
 });
 
 /// Lines with an error word that report no error: PyTorch's advice about another error, counts such as `0 errors`, metrics such as
-/// `mean absolute error: 0.3`, and what is not fatal.
+/// `mean absolute error: 0.3`, what is not fatal, and that the profiler finds no GPU (CUDA errors 35 and 100).
 static NO_ERROR: LazyLock<Regex> = LazyLock::new(|| {
-    pattern(r"(?i)might be asynchronously reported|\b(0|no|without) errors?\b|\b[a-z]+ error: *-?[\d.]|non-?fatal")
+    pattern(concat!(
+        r"(?i)might be asynchronously reported|\b(0|no|without) errors?\b|\b[a-z]+ error: *-?[\d.]|non-?fatal",
+        r"|gpuGetDeviceCount failed with code (35|100)$|External init callback must run in same thread"
+    ))
 });
 
 /// An error of Python without a message, such as `KeyboardInterrupt` or `AssertionError`.
@@ -330,6 +333,9 @@ mod tests {
     fn an_error_of_a_peer_is_a_consequence() {
         assert!(is_consequence("[rank3]: Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7)"));
         assert!(is_consequence("RuntimeError: Connection closed by peer [10.0.0.4]:3301"));
+        let no_gpu =
+            "ERROR:2026-11-29 12:52:49 21355:25802 DeviceProperties.cpp:48] gpuGetDeviceCount failed with code 35";
+        assert!(level(no_gpu) == Level::Plain);
         let lost = "lost contact with another rank: cannot reduce-scatter over 2 ranks: Connection reset by peer";
         assert!(level(lost) == Level::Error && may_be_error(lost.as_bytes()) && is_consequence(lost));
         assert!(!is_consequence("RuntimeError: CUDA out of memory"));
