@@ -212,7 +212,7 @@ fn next_steps(model: &Model, row: &RunRow, context: Context) -> Vec<Vec<Span<'st
             add(Action::Resume, again.to_owned());
         }
     }
-    if may_hang(row) {
+    if may_hang(row) && !row.is_attached {
         add(Action::Stacks, "write stack traces".to_owned());
     }
     match kind {
@@ -238,7 +238,9 @@ fn next_steps(model: &Model, row: &RunRow, context: Context) -> Vec<Vec<Span<'st
             }
         }
         StateKind::Queued => add(Action::Stop, "cancel the job".to_owned()),
-        StateKind::Running | StateKind::Starting if row.is_attached => add(Action::Stop, "stop watching".to_owned()),
+        StateKind::Running | StateKind::Starting | StateKind::Stalled if row.is_attached => {
+            add(Action::Stop, "stop watching".to_owned())
+        }
         StateKind::Running | StateKind::Starting | StateKind::Saving if row.is_command => {
             add(Action::Stop, "request a stop".to_owned());
         }

@@ -72,10 +72,16 @@ fn stalled(evidence: &Evidence<'_>) -> Option<Finding> {
         Load::Power { now_w, before_w } => {
             format!(", and GPU power is {now_w:.0} W, down from {before_w:.0} W")
         }
+        Load::Unknown if evidence.facts.is_attached => String::new(),
         Load::Cpu { .. } => ", and no rank uses the CPU".into(),
         Load::Unknown => "; it is unknown whether ranks compute".into(),
     };
-    let fix = format!("save the stacks of all ranks (vidtui stacks {}), then kill and resume the run", evidence.run);
+    let fix = match evidence.facts.is_attached {
+        true => {
+            format!("look at the program, which may have ended; to watch it no longer: vidtui stop {}", evidence.run)
+        }
+        false => format!("save the stacks of all ranks (vidtui stacks {}), then kill and resume the run", evidence.run),
+    };
     let evaluates = if evidence.facts.evaluating_since.is_some() { ", during an evaluation" } else { "" };
     let saw = format!("{}{evaluates}{}{seen}", no_step(evidence), usual(evidence));
     Some(Finding::new(Rule::Stalled, Urgency::Act, Subject::Run, saw, fix).since(since_s))
@@ -91,8 +97,12 @@ fn slow_step(evidence: &Evidence<'_>) -> Option<Finding> {
         _ => "its ranks use the CPU".into(),
     };
     let saw = format!("{}{}, but {activity}", no_step(evidence), usual(evidence));
-    let fix =
-        format!("wait if the run is evaluating; otherwise see where its ranks are: vidtui stacks {}", evidence.run);
+    let fix = match evidence.facts.is_attached {
+        true => "wait if the program is evaluating; otherwise look at it".to_owned(),
+        false => {
+            format!("wait if the run is evaluating; otherwise see where its ranks are: vidtui stacks {}", evidence.run)
+        }
+    };
     Some(Finding::new(Rule::SlowStep, Urgency::Look, Subject::Run, saw, fix).since(since_s))
 }
 
@@ -104,7 +114,10 @@ fn slow_start(evidence: &Evidence<'_>) -> Option<Finding> {
         return None;
     }
     let run = evidence.run;
-    let fix = format!("read the logs of the ranks (vidtui logs {run}) and see where they wait: vidtui stacks {run}");
+    let fix = match evidence.facts.is_attached {
+        true => format!("see what its log yields: vidtui logs {run}, vidtui check --log LOG"),
+        false => format!("read the logs of the ranks (vidtui logs {run}) and see where they wait: vidtui stacks {run}"),
+    };
     let saw = "the run is starting and has finished no step";
     Some(Finding::new(Rule::SlowStart, Urgency::Look, Subject::Run, saw, fix).since(since_s))
 }
@@ -403,7 +416,8 @@ fn checkpoint_stale(evidence: &Evidence<'_>) -> Option<Finding> {
             return Some(Finding::new(Rule::CheckpointStale, Urgency::Look, Subject::Run, saw, fix).since(since_s));
         }
     }
-    let interval = evidence.checkpoint_interval;
+    // The checkpoints of a program that another process started are not known.
+    let interval = if facts.is_attached { 0 } else { evidence.checkpoint_interval };
     let (step, _) = facts.last_metric?;
     let start = facts.start_step();
     let saved = evidence.checkpoint.map_or(start, |checkpoint| checkpoint.step.max(start));

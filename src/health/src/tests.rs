@@ -404,6 +404,10 @@ fn every_rule_has_an_observation_and_advice() {
         case.state = RunState::Stalled { since_s: case.now_s() - 40.0 };
         case.facts.load = Load::Cpu { most: 0.01 };
     });
+    add("stalled, a watched program", &|case| {
+        case.state = RunState::Stalled { since_s: case.now_s() - 40.0 };
+        case.facts.is_attached = true;
+    });
     add("no steps, but GPU power", &|case| {
         case.facts.load = Load::Power { now_w: 5000.0, before_w: 5200.0 };
         case.facts.last_metric = Some((60, case.now_s() - 45.0));

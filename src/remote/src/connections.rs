@@ -205,7 +205,7 @@ impl Connections {
 
     /// Measures the CPU usage of the run's ranks on all its nodes in parallel.
     fn load(&self, dir: &RunDir, run: &Run, facts: &RunFacts, timeout: Duration) -> Load {
-        let Some(attempt) = &facts.attempt else { return Load::Unknown };
+        let Some(attempt) = facts.attempt.as_ref().filter(|_| !facts.is_attached) else { return Load::Unknown };
         let nodes = attempt.placement.by_node();
         let files = nodes.iter().filter_map(|(node, _)| dir.read_pid(node, attempt.number).ok().flatten());
         let targets: Vec<_> = files.map(|file| (file.node.clone(), node_kill(&run.id, KillHow::Kill, &file))).collect();

@@ -124,6 +124,8 @@ pub struct RunFacts {
     pub has_finished: bool,
     /// The nodes that other nodes recorded as lost, if the run continues without them.
     pub lost: Vec<NodeId>,
+    /// Whether the run only watches a program that another process started: its own processes compute nothing.
+    pub is_attached: bool,
     /// Whether its steps are not logged, unless there is a metric ([`rundir::Run::is_stepless`]).
     pub is_stepless: bool,
     /// When the current save began.
@@ -199,6 +201,7 @@ impl RunFacts {
             steps_total,
             is_command: run.is_command(),
             is_independent: run.is_independent(),
+            is_attached: run.attached.is_some(),
             is_stepless: run.is_stepless(0),
             ..Self::default()
         }
