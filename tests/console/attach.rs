@@ -48,8 +48,9 @@ fn a_program_that_runs_already_is_watched_until_it_ends() {
     until("the end", || site.json(&["status", &id, "--json"])["state"] == "finished");
     let steps: Vec<u64> = runstate::recent_metrics(&run).unwrap().iter().map(|line| line.step).collect();
     assert_eq!((steps.last(), steps.is_sorted()), (Some(&40), true));
-    let (code, error) = site.error(&["resume", &id]);
-    assert_eq!((code, error.as_str()), (1, "run-attached"));
+    for command in [&["resume", &id][..], &["heal", &id], &["next", &id], &["sample", &id, "--prompt", "x"]] {
+        assert_eq!(site.error(command), (1, "run-attached".into()), "{command:?}");
+    }
 }
 
 #[test]

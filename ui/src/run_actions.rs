@@ -43,7 +43,7 @@ pub fn check(model: &Model, action: Action) -> Result<&RunRow, String> {
     }
     match action {
         Action::Resume | Action::ResumeWith if row.is_attached => Err(format!(
-            "{name} watches a program that another process started; press {} to watch it again",
+            "{name} watches another program; press {} to watch it again",
             model.keys.name(Context::Runs, Action::Attach)
         )),
         Action::Resume | Action::ResumeWith if row.is_imported => {

@@ -76,6 +76,9 @@ pub struct Epochs {
 impl Epochs {
     /// Returns the epochs of a run at its last logged step, if the run counts epochs.
     pub(crate) fn of(last: &MetricSample, steps_total: u64) -> Option<Self> {
+        if steps_total == 0 {
+            return None;
+        }
         let done = last.epoch.filter(|_| last.step > 0)?;
         // For mixed shapes this is an estimate, because the number of samples in a step depends on its shape.
         Some(Self { done, total: done / last.step as f64 * steps_total as f64 })

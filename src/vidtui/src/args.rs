@@ -105,7 +105,7 @@ pub struct NodesArgs {
     /// Copies the trainer to nodes where it is missing or differs
     #[arg(long)]
     pub push: bool,
-    /// Continues even if this check fails (repeatable)
+    /// Continues even if this check fails (repeatable). What a run cannot start without, such as its data, is refused all the same
     #[arg(long, value_name = "CHECK", value_parser = waivable)]
     pub waive: Vec<String>,
     /// Whether these options replace the options before the command, even if all are absent. The launch form sets this, because it

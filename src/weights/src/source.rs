@@ -159,6 +159,9 @@ impl WeightsSource {
         match location.kind {
             SourceKind::Run => {
                 let run = RunDir::new(&location.weights);
+                if let Ok(meta) = run.read_run() {
+                    meta.refuse_if_attached(format!("cannot read the weights of {}", location.path))?;
+                }
                 let newest = other_trainers::latest_strict(&run)?.ok_or_else(|| {
                     let fix = format!("resume the run until it saves a checkpoint: vidtui resume {}", run.name());
                     Failure::new(

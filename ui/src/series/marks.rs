@@ -22,7 +22,7 @@ pub enum MarkKind {
     Alert,
     /// A node was lost.
     NodeLost,
-    /// A stage began.
+    /// The run began with the weights of another run or of a file, as a stage does.
     Stage,
     /// The run was resumed.
     Resume,
@@ -54,7 +54,7 @@ impl MarkKind {
             Self::NotFinite => "not finite",
             Self::Alert => "alert",
             Self::NodeLost => "node lost",
-            Self::Stage => "stage",
+            Self::Stage => "start",
             Self::Resume => "resume",
         }
     }
@@ -76,7 +76,6 @@ impl MarkKind {
             EventKind::SampleSaved { .. } => Some(Self::Sample),
             EventKind::LossNotFinite => Some(Self::NotFinite),
             EventKind::Resumed { .. } => Some(Self::Resume),
-            // A stage begins by loading the weights of the previous stage.
             EventKind::WeightsLoaded { .. } => Some(Self::Stage),
             EventKind::NodeLost { .. } => Some(Self::NodeLost),
             EventKind::Failed { failure } if failure.code == ErrorCode::NodeLost => Some(Self::NodeLost),

@@ -111,7 +111,7 @@ fn a_run_that_watches_a_program_says_so_and_is_not_resumed() {
     let mut ended = Ui::with_runs(vec![RunRow { state: RunState::Stopped, ..watching }]);
     assert!(ended.screen().contains("No longer watched") && !ended.screen().contains("start again at step 0"));
     ended.press("r");
-    assert!(ended.screen().contains("watches a program that another process started"), "{}", ended.screen());
+    assert!(ended.screen().contains("watches another program; press + to watch it again"), "{}", ended.screen());
 }
 
 #[test]

@@ -29,6 +29,8 @@ pub fn run(workspace: &Workspace, args: &HealArgs) -> Result<(), CommandError> {
     let dir = named_run(workspace, &args.run, Needs::Resume, args.output.json)?;
     let run = dir.read_run()?;
     let what = format!("cannot heal {}", run.id);
+    run.refuse_if_imported(&*what)?;
+    run.refuse_if_attached(&*what)?;
     dir.check_trusted(&what)?;
     if dir.latest_attempt()?.is_some_and(|attempt| attempt.slurm.is_some()) {
         let why = "it runs in a Slurm job, whose script requeues it";

@@ -98,6 +98,7 @@ impl Workspace {
     ) -> Result<LaunchPlan, CommandError> {
         let (summary, facts) = self.summary(dir)?;
         dir.check_trusted(&format!("cannot start the stage after {}", summary.run.id))?;
+        summary.run.refuse_if_attached(format!("cannot start the stage after {}", summary.run.id))?;
         let Some(path) = &summary.run.curriculum else {
             let why = "it was launched from a recipe file, not as a stage of a curriculum";
             let fix = format!("launch a recipe with its weights: vidtui launch RECIPE --init {}", summary.run.id);
