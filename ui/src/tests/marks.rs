@@ -63,7 +63,7 @@ fn a_stage_is_marked_and_a_node_that_several_report_as_lost_is_marked_once() {
     ui.resize(160, 48);
     let screen = ui.screen();
     let marks = screen.lines().find(|line| line.contains("Marks")).unwrap();
-    assert!(marks.contains("s stage 1") && marks.contains("x node lost 1"), "{marks}");
+    assert!(marks.contains("s start 1") && marks.contains("x node lost 1"), "{marks}");
 }
 
 #[test]
