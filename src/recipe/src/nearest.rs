@@ -40,8 +40,10 @@ pub(crate) fn by_likeness<'a>(word: &str, names: impl IntoIterator<Item = &'a st
 pub(crate) fn nearest_key(path: &str) -> Option<&'static Key> {
     let (section, name) = path.split_once('.').unwrap_or(("", path));
     let section = nearest(section, sections()).unwrap_or(section);
-    let (here, elsewhere): (Vec<&'static Key>, Vec<&'static Key>) =
+    let (here, mut elsewhere): (Vec<&'static Key>, Vec<&'static Key>) =
         SCHEMA.iter().partition(|key| key.parts().0 == section);
+    // Few recipes have a command.
+    elsewhere.sort_by_key(|key| key.parts().0 == "command");
     let exact = here.iter().chain(&elsewhere).find(|key| key.parts().1 == name).copied();
     exact.or_else(|| [here, elsewhere].iter().find_map(|keys| likely(name, keys)))
 }
