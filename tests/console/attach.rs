@@ -9,15 +9,26 @@ use std::process::{Child, Command};
 use std::thread;
 use std::time::{Duration, Instant};
 
+/// A program that the test ends, also if it fails.
+struct Program(Child);
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        // It may have ended.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 /// A program that prints 40 steps as a progress bar, one every 50 ms, into `train.log`.
-fn program(site: &TestSite) -> (Child, Utf8PathBuf) {
+fn program(site: &TestSite) -> (Program, Utf8PathBuf) {
     let log = site.root.join("train.log");
     let script = "import time\n\
         for i in range(1, 41):\n    \
         print(f'Steps: {i * 100 // 40}%|#| {i}/40 [00:01<00:10, 0.05s/it, loss={1 / i:.4f}, lr=1e-5]', end='\\r', flush=True)\n    \
         time.sleep(0.05)\n";
     let child = Command::new("python3").args(["-c", script]).stdout(File::create(&log).unwrap()).spawn().unwrap();
-    (child, log)
+    (Program(child), log)
 }
 
 fn until(what: &str, mut is_true: impl FnMut() -> bool) {
@@ -36,15 +47,15 @@ fn a_program_that_runs_already_is_watched_until_it_ends() {
     let plan = site.json(&["attach", "train.log", "--dry-run", "--json"]);
     assert_eq!(plan["summary"]["steps"], "40");
     let process = plan["summary"]["process"].as_str().unwrap();
-    let id = child.id().to_string();
+    let id = child.0.id().to_string();
     assert!(process.split(' ').next() == Some(&id) && process.contains("it writes the log"), "{process}");
     let id = site.succeeds(&["attach", "train.log"]).trim().to_owned();
     let run = RunDir::new(site.root.join("runs").join(&id));
     until("a loss", || runstate::recent_metrics(&run).is_ok_and(|lines| lines.iter().any(|line| line.loss.is_some())));
     let status = site.succeeds(&["status", &id]);
-    assert!(status.contains(" of 40") && status.contains(&format!("until process {} ends", child.id())), "{status}");
+    assert!(status.contains(" of 40") && status.contains(&format!("until process {} ends", child.0.id())), "{status}");
     // The program has ended before the run does.
-    child.wait().unwrap();
+    child.0.wait().unwrap();
     until("the end", || site.json(&["status", &id, "--json"])["state"] == "finished");
     let steps: Vec<u64> = runstate::recent_metrics(&run).unwrap().iter().map(|line| line.step).collect();
     assert_eq!((steps.last(), steps.is_sorted()), (Some(&40), true));
@@ -56,21 +67,22 @@ fn a_program_that_runs_already_is_watched_until_it_ends() {
 #[test]
 fn a_stop_ends_the_watching_and_not_the_program() {
     let site = TestSite::new();
-    let log = site.root.join("train.log");
-    let mut child = Command::new("sh")
-        .args(["-c", "echo step 10 loss 0.5 lr 1e-5; exec sleep 600"])
+    // The braces of a path are no placeholders.
+    fs::create_dir_all(site.root.join("out/{run}")).unwrap();
+    let log = site.root.join("out/{run}/train-{lr}.log");
+    let child = Command::new("sh")
+        .args(["-c", "for i in 10 11 12 13; do echo step $i loss 0.5 lr 1e-5; done; exec sleep 600"])
         .stdout(File::create(&log).unwrap())
         .spawn()
         .unwrap();
-    let id = site.succeeds(&["attach", "train.log", "--name", "theirs"]).trim().to_owned();
+    let mut child = Program(child);
+    let id = site.succeeds(&["attach", "out/{run}/train-{lr}.log", "--name", "theirs"]).trim().to_owned();
     assert!(id.contains("-theirs-"), "{id}");
-    until("it runs", || site.json(&["status", &id, "--json"])["state"] == "running");
+    until("a step", || site.json(&["status", &id, "--json"])["step"] == 13);
     let stopped = site.succeeds(&["stop", &id]);
     assert!(stopped.contains("no longer watched; the program goes on"), "{stopped}");
     until("the end", || site.json(&["status", &id, "--json"])["state"] == "stopped");
-    assert!(child.try_wait().unwrap().is_none(), "the program goes on");
-    child.kill().unwrap();
-    child.wait().unwrap();
+    assert!(child.0.try_wait().unwrap().is_none(), "the program goes on");
 }
 
 #[test]

@@ -77,6 +77,9 @@ pub fn of_event(run: &Run, event: &Event, now_s: f64) -> Option<Alert> {
                 fix: format!("start the next stage: vidtui next {}", run.id),
                 ..Parts::new(AlertKind::StageDone, format!("stage {stage} is done"))
             },
+            None if run.attached.is_some() => {
+                Parts { fix: resume, ..Parts::new(AlertKind::Finished, "the program has ended") }
+            }
             None => Parts { fix: resume, ..Parts::new(AlertKind::Finished, "all steps are done") },
         },
         EventKind::Healed { without, down_s } => {

@@ -15,7 +15,8 @@ use weights::Header;
 pub const IMAGE: &str = "image";
 /// The name of the tensor with the share of each latent pixel that is not masked, from 0 to 1: `[T, 1, H, W]`.
 pub const KNOWN: &str = "known";
-/// The name of the tensor with the latent of the masked video, whose hidden pixels are grey for Wan and black for CogVideoX-Fun: `[T, C, H, W]`, or its means and log-variances `[T, 2C, H, W]`.
+/// The name of the tensor with the latent of the masked video, whose hidden pixels are grey for Wan and black for CogVideoX-Fun:
+/// `[T, C, H, W]`, or its means and log-variances `[T, 2C, H, W]`.
 pub const MASKED: &str = "masked";
 
 /// Returns the names of the tensors that a condition needs. In a store, a name is the role of a tensor that a clip has besides its

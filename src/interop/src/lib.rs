@@ -6,7 +6,9 @@
 mod metrics;
 mod series;
 pub mod tensorboard;
+mod tool;
 pub mod wandb;
 
 pub use metrics::{Mapped, map_metrics};
 pub use series::{Log, Point};
+pub use tool::Tool;

@@ -235,8 +235,14 @@ fn changed_key(change: &recipe::ResumeChange) -> rundir::ChangedKey {
 
 /// Returns the row of a changed key: its values, and what the change does to the losses.
 fn change_row(recipe::ResumeChange { change, effect }: &recipe::ResumeChange) -> (String, String) {
+    let (name, values) = values_row(change);
+    (name, format!("{values}; {}", effect.in_words()))
+}
+
+/// Returns the row of a changed key with its values alone.
+pub(crate) fn values_row(change: &recipe::Change) -> (String, String) {
     let from = change.from.as_deref().unwrap_or("not set");
-    ("changed".to_owned(), format!("{}: {from} -> {}; {}", change.key, change.to, effect.in_words()))
+    ("changed".to_owned(), format!("{}: {from} -> {}", change.key, change.to))
 }
 
 /// The ports of the rendezvous: torchrun's default and those above, below the ephemeral ports of Linux. The port is random,

@@ -9,7 +9,7 @@ use rundir::{
 use runstate::{Liveness, RunFacts, RunState, derive};
 
 use crate::launch::{NewRun, Origin, check_min_nodes, command_mesh, from_checkpoint_with_fresh_data, from_weights};
-use crate::launch_plan::{Draft, crossing, place, sizes};
+use crate::launch_plan::{Draft, crossing, place, sizes, values_row};
 use crate::{Context, JobKill, KillHow, LaunchPlan, Weights};
 pub use schedule::ScheduleChoice;
 use units::counted;
@@ -724,14 +724,9 @@ fn new_run(
         warnings: Vec::new(),
     };
     let mut plan = new.plan(what, cx)?;
-    let changes = request.changed.iter().flat_map(|(_, changes)| changes);
-    let row = |ResumeChange { change, .. }: &ResumeChange| {
-        (
-            "changed".to_owned(),
-            format!("{}: {} -> {}", change.key, change.from.as_deref().unwrap_or("not set"), change.to),
-        )
-    };
-    plan.summary.splice(0..0, changes.map(row));
+    let keys = request.changed.iter().flat_map(|(_, changes)| changes.clone());
+    let changes = changed_steps(request, &request.run.recipe()?).into_iter().chain(keys);
+    plan.summary.splice(0..0, changes.map(|change| values_row(&change.change)));
     Ok(plan)
 }
 

@@ -14,6 +14,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::sample::latent_frames;
 use crate::{LATENT_FRAMES, Recipe, Shape, VIDEO_FRAMES, nearest_clip_frames};
 use open_sora::{OpenSora, is_large_enough};
 use token_budget::TokenBudget;
@@ -315,7 +316,7 @@ impl Recipe {
     /// Returns the size of the latent of a clip.
     pub fn latent_of(&self, clip: Bucket) -> Shape {
         let pixels = self.encoders.latent_pixels;
-        Shape { frames: (clip.frames - 1) / VIDEO_FRAMES + 1, height: clip.height / pixels, width: clip.width / pixels }
+        Shape { frames: latent_frames(clip.frames), height: clip.height / pixels, width: clip.width / pixels }
     }
 
     /// Returns the size of a clip with a latent of this shape.

@@ -213,6 +213,24 @@ fn is_named(name: &str, words: &[String]) -> bool {
     words.iter().any(|word| names(word).contains(&name))
 }
 
+/// Returns a word that [`fill`] turns into `text`, whatever braces it has.
+pub fn literal_word(text: &str) -> String {
+    let (mut word, mut rest) = (String::new(), text);
+    while let Some(open) = rest.find('{') {
+        let inner = &rest[open + 1..];
+        let end = inner.find(|c: char| !c.is_ascii_lowercase() && c != '_').unwrap_or(inner.len());
+        word += &rest[..open];
+        if end > 0 && inner[end..].starts_with('}') {
+            word += &format!("{{{{{}}}}}", &inner[..end]);
+            rest = &inner[end + 1..];
+        } else {
+            word.push('{');
+            rest = inner;
+        }
+    }
+    word + rest
+}
+
 /// Fills in the placeholders of a word. Placeholders for which `value` returns `None` stay unchanged.
 pub fn fill(word: &str, value: impl Fn(&str) -> Option<String>) -> String {
     let piece = |piece| match piece {
@@ -239,5 +257,14 @@ mod tests {
         assert_eq!(filled(r#"{"lora":{"r":{rank},"a":{}}}"#), r#"{"lora":{"r":7,"a":{}}}"#);
         assert_eq!(filled("é{rank}é{{"), "é7é{{");
         assert_eq!(names("{rank}-{{node}}-{nnodes}"), ["rank", "nnodes"]);
+    }
+
+    #[test]
+    fn a_literal_text_is_filled_in_as_it_is() {
+        for text in ["", "a", "{", "{rank}", "{{rank}}", "{{{rank}}}", "x{rank}{", "{}{é}{rank", "{a}{b}}", "{a{rank}"]
+        {
+            assert_eq!(filled(&literal_word(text)), text);
+            assert_eq!(names(&literal_word(text)), [""; 0]);
+        }
     }
 }

@@ -7,7 +7,7 @@ use crate::schema::{BOOL, EMBEDDED, FRACTION, TEXTS, int, word};
 use crate::{FamilyName, Model, ResumeEffect, VIDEO_FRAMES};
 
 section! {
-    /// What the network knows of a video besides its text.
+    /// The input of the network besides the noised latent and the text: an image, a masked video, or a first frame without noise.
     pub struct Conditioning("condition", EMBEDDED, ResumeEffect::Training) with Default {
         /// input of the network besides the noised latent, in model.in_channels; none: text to video; image: latent of the first image
         /// (CogVideoX, 2 x model.out_channels); inpaint: mask and latent of the masked video (CogVideoX-Fun, 2 x model.out_channels + 1);

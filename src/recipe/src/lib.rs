@@ -58,7 +58,7 @@ mod value;
 pub use buckets::{Bucket, BucketRule, BucketSpec, Buckets, ClipSize, Misfit};
 pub use command::{
     CheckpointFormat, CheckpointNames, CheckpointPreset, Command, CompleteRule, LogPattern, OtherTrainer, Per,
-    TrainerKind, fill,
+    TrainerKind, fill, literal_word,
 };
 pub use condition::{ConditionKind, Conditioning, MaskKind};
 pub use cost::{BlockCost, Cost, Flops, GPU_SHARE, Offloaded, Overhead, RankMemory, Traffic, save_reserve_s};

@@ -43,10 +43,8 @@ pub fn find_weights(given: &str, runs_root: &Utf8Path, trainer: TrainerKind) -> 
         let fix = "give a complete step directory (RUN/checkpoints/step-…) or a run";
         Failure::new(Failure::from(error).code, &*what, why, fix)
     })?;
-    // A conversion of weights that no run has trained makes an id of its own.
-    let is_of_run = checkpoint.step > 0 || !checkpoint.manifest.run.name().starts_with("converted-");
-    let lineage = Lineage { run: checkpoint.manifest.run, step: checkpoint.step };
-    Ok(Weights { path, lineage: is_of_run.then_some(lineage) })
+    let lineage = checkpoint.manifest.trained_by().map(|run| Lineage { run: run.clone(), step: checkpoint.step });
+    Ok(Weights { path, lineage })
 }
 
 /// Returns a file or folder as weights for a command. If it is a checkpoint of a run, it must be complete.

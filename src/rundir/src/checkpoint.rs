@@ -336,7 +336,15 @@ fn check_file(dir: &Utf8Path, file: &FileSum) -> Result<(), Error> {
 /// The beginning of a manifest with a checksum. The checksum is in the first line because a truncation removes the end.
 const SUM: &str = "# XXH3 of what follows: ";
 
+/// The beginning of the name of the id that a conversion gives to weights that no run has trained.
+pub const CONVERTED: &str = "converted-";
+
 impl CheckpointManifest {
+    /// Returns the run that saved the checkpoint; `None` if a conversion made it from other weights.
+    pub fn trained_by(&self) -> Option<&RunId> {
+        (self.step > 0 || !self.run.name().starts_with(CONVERTED)).then_some(&self.run)
+    }
+
     /// Writes the manifest into a step directory, which completes the checkpoint.
     ///
     /// # Errors

@@ -63,8 +63,8 @@ pub use alert::{Alert, AlertKind, AlertLine, AlertReader, AlertState, AlertWrite
 pub use append::LineAppender;
 pub use attempt::{Allocation, Attempt, AttemptWhy, ChangedKey, Login, SlurmJob, SpareNode, Submitted};
 pub use checkpoint::{
-    BaseWeights, Checkpoint, CheckpointManifest, FileSum, LogicalTensor, Slice, TrainState, file_sum, model_config,
-    model_section, xxh3_hex,
+    BaseWeights, CONVERTED, Checkpoint, CheckpointManifest, FileSum, LogicalTensor, Slice, TrainState, file_sum,
+    model_config, model_section, xxh3_hex,
 };
 pub use command::{CommandPlace, command_folder, command_output, command_ranks, command_template, command_words};
 pub use diagnostics::write_diagnostic;

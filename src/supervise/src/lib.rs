@@ -52,6 +52,7 @@ use self::handshake::Secret;
 use self::job::Job;
 pub use self::job::{STORE_VARIABLE, threads};
 use self::network::PeerConnections;
+pub use self::ranks::start_ticks;
 use self::samples::Samples;
 
 const WAITS: Waits =

@@ -161,7 +161,10 @@ fn spawn(mut command: Command, environment: Vec<(String, String)>, log: &Utf8Pat
 }
 
 /// Returns when a process started, in clock ticks since boot: field 22 of its `/proc/PID/stat`.
-fn start_ticks(pid: i32) -> io::Result<u64> {
+///
+/// # Errors
+/// The process does not exist, or its line cannot be read.
+pub fn start_ticks(pid: i32) -> io::Result<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
     // The name in parentheses, field 2, may contain spaces. The first field after it is number 3.
     let field = stat.rsplit_once(')').and_then(|(_, fields)| fields.split_whitespace().nth(22 - 3));

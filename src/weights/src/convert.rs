@@ -15,8 +15,8 @@ use camino::{Utf8Path, Utf8PathBuf};
 use link::Linked;
 use recipe::{Layer, Mesh, Model, UseEma};
 use rundir::{
-    CheckpointManifest, ErrorCode, Failure, FileSum, LogicalTensor, RunId, SCHEMA, Slice, Staging, TrainState,
-    WholeFolder, open_regular, write_atomic,
+    CONVERTED, CheckpointManifest, ErrorCode, Failure, FileSum, LogicalTensor, RunId, SCHEMA, Slice, Staging,
+    TrainState, WholeFolder, open_regular, write_atomic,
 };
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -375,7 +375,7 @@ impl ConvertPlan {
         let (run, attempt, step) = match origin.map(|checkpoint| &checkpoint.manifest) {
             Some(origin) => (origin.run.clone(), origin.attempt, origin.step),
             None => {
-                let name = format!("converted-{}", self.target.file_name().unwrap_or("weights"));
+                let name = format!("{CONVERTED}{}", self.target.file_name().unwrap_or("weights"));
                 (RunId::new(now_s, &name, random), 1, 0)
             }
         };

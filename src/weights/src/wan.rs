@@ -15,7 +15,7 @@ pub(crate) const CLASS: &str = "WanTransformer3DModel";
 const LATENT: [usize; 3] = [21, 60, 104];
 /// Those of 121 frames of 704 × 1280 pixels with the VAE of 2.2, whose latents have this number of channels: TI2V 5B.
 const LATENT_5B: (usize, [usize; 3]) = (48, [31, 44, 80]);
-/// What the trainer supports, for hints.
+/// The hint for a network that the trainer does not support.
 const SUPPORTED: &str = "use a text-to-video model of Wan 2.1 or 2.2, I2V A14B, or TI2V 5B";
 /// The rows of text that all published networks attend to.
 const TEXT_LEN: usize = 512;

@@ -71,6 +71,13 @@ fn keys_that_change_the_samples_need_fresh_data_and_keys_of_tensors_need_a_new_r
     assert!(new.is_new_run());
     assert_eq!(new.run.recipe().unwrap().optimizer.kind, recipe::OptimizerKind::Prodigy);
     assert_eq!(new.summary[0], ("changed".to_owned(), "optimizer.kind: \"adamw\" -> \"prodigy\"".to_owned()));
+    let longer = ResumeOptions { steps: Some(900), ..kind(ResumeKind::WeightsOnly) };
+    let new = plan_changed(&past, longer, 2, &["optimizer.kind=prodigy"]).unwrap();
+    assert!(
+        new.summary[0].1.starts_with("train.steps: ") && new.summary[0].1.ends_with(" -> 900"),
+        "{:?}",
+        new.summary[0]
+    );
 }
 
 #[test]

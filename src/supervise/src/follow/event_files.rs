@@ -1,7 +1,7 @@
 //! Follows the event files of TensorBoard or W&B that a command writes, and returns their steps as metrics.
 
 use camino::{Utf8Path, Utf8PathBuf};
-use interop::{Log, map_metrics, tensorboard, wandb};
+use interop::{Log, Tool, map_metrics, tensorboard, wandb};
 use recipe::Recipe;
 use rundir::{MetricSample, log};
 use std::collections::VecDeque;
@@ -26,12 +26,6 @@ pub struct EventFiles {
     attempt: u32,
     /// The last error, so that it is logged once.
     error: String,
-}
-
-#[derive(Clone, Copy)]
-enum Tool {
-    TensorBoard,
-    Wandb,
 }
 
 impl EventFiles {
@@ -68,10 +62,7 @@ impl EventFiles {
             return self.release();
         }
         let files: Vec<Utf8PathBuf> = found.iter().map(|(path, _)| path.clone()).collect();
-        let read = match self.tool {
-            Tool::TensorBoard => tensorboard::read_files(&files),
-            Tool::Wandb => wandb::read_files(&files),
-        };
+        let read = self.tool.read(&files);
         self.next = now + (now.elapsed() * SHARE).min(Duration::from_secs(60));
         match read {
             Ok(read) => {

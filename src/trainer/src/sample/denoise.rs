@@ -98,7 +98,10 @@ impl<F: Family> Denoiser<'_, F> {
         )?;
         let latent = latent.narrow(1, frames - latent_frames, latent_frames).to_device(Device::Cpu);
         // The network has seen this frame in place of that of the latent.
-        Ok(first_frame.map_or_else(|| latent.shallow_clone(), |first| with_first_frame(&latent, first)))
+        Ok(match first_frame {
+            Some(first) => with_first_frame(&latent, first),
+            None => latent,
+        })
     }
 }
 

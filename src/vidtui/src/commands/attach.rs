@@ -5,14 +5,15 @@
 
 use crate::args::{AttachArgs, NodesArgs};
 use crate::command_error::CommandError;
-use crate::commands::import::source::{self, Tool};
+use crate::commands::import::source;
 use crate::commands::launch;
 use crate::commands::typed::typed;
 use crate::workspace::{Init, LaunchOptions, Subject, Workspace};
 use camino::{Utf8Path, Utf8PathBuf};
+use interop::Tool;
 use other_trainers::steps_total;
 use plan::LaunchPlan;
-use recipe::{MOST_STEPS, Recipe, Resolved, name_of};
+use recipe::{MOST_STEPS, Recipe, Resolved, literal_word, name_of};
 use rundir::{Attached, Error, ErrorCode, Failure};
 use serde_json::Map;
 use std::collections::BTreeMap;
@@ -23,7 +24,7 @@ use toml::{Table, Value};
 /// The bytes at the end of a log in which the number of steps is searched.
 const TAIL: u64 = 256 * 1024;
 
-/// What a run watches.
+/// The log or the event files that a run follows.
 struct Watched {
     kind: Kind,
     /// The log, or the folder of the event files: absolute, without symbolic links.
@@ -133,7 +134,10 @@ fn process(args: &AttachArgs, watched: &Watched) -> Result<(Option<u32>, String)
             ))),
         };
     }
-    let pid = writers(&watched.files).into_iter().min_by_key(|pid| started(*pid));
+    // A process that has exited meanwhile is none.
+    let started =
+        |pid: u32| i32::try_from(pid).ok().and_then(|id| supervise::start_ticks(id).ok()).map(|ticks| (ticks, pid));
+    let pid = writers(&watched.files).into_iter().filter_map(started).min().map(|(_, pid)| pid);
     Ok(match pid {
         Some(pid) => (
             Some(pid),
@@ -164,14 +168,6 @@ fn is_for_writing(pid: u32, descriptor: &str) -> bool {
     flags.and_then(|flags| u32::from_str_radix(flags.trim(), 8).ok()).is_some_and(|flags| flags & 0b11 != 0)
 }
 
-/// Returns when a process started, in ticks since the boot.
-fn started(pid: u32) -> u64 {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    // The name in parentheses may have spaces. The start time is the 20th field behind it.
-    let fields = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
-    fields.split_whitespace().nth(19).and_then(|ticks| ticks.parse().ok()).unwrap_or(u64::MAX)
-}
-
 /// Returns the command line of a process, shortened, as one printable line; `None` if there is no such process.
 fn command_of(pid: u32) -> Option<String> {
     const MOST: usize = 60;
@@ -195,7 +191,7 @@ fn steps_of(log: &Utf8Path) -> Option<u64> {
 fn recipe(args: &AttachArgs, watched: &Watched, attached: &Attached) -> Result<Recipe, CommandError> {
     let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
     let mut run = match watched.kind {
-        Kind::Log => words(&["tail", "-n", "+1", "-F", watched.path.as_str()]),
+        Kind::Log => words(&["tail", "-n", "+1", "-F", &literal_word(watched.path.as_str())]),
         Kind::Events(_) => words(&["tail", "-f", "/dev/null"]),
     };
     run.extend(attached.pid.map(|pid| format!("--pid={pid}")));

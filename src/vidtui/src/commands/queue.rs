@@ -83,7 +83,7 @@ fn add(workspace: &Workspace, args: &QueueAddArgs, json: bool) -> Result<(), Com
     added.iter().try_for_each(|entry| output::line(&entry.id.to_string()))
 }
 
-/// Whether this command has started a process that works on the queue. It takes a moment until that process says so.
+/// Whether this command has just started a worker. A worker needs a moment to take its lock, so the queue seems to have none.
 #[derive(PartialEq)]
 enum Worker {
     Started,

@@ -3,7 +3,7 @@
 use crate::command_error::CommandError;
 use crate::output::note;
 use camino::{Utf8Path, Utf8PathBuf};
-use interop::{Log, tensorboard, wandb};
+use interop::{Log, Tool, tensorboard, wandb};
 use rundir::{Error, ErrorCode, Failure, RunDir};
 use std::io;
 
@@ -23,33 +23,10 @@ pub struct Source {
     pub name: String,
 }
 
-/// A tool whose logs can be read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Tool {
-    /// TensorBoard, with event files in one folder.
-    TensorBoard,
-    /// W&B, with one file for each start of the run.
-    Wandb,
-}
-
-impl Tool {
-    /// Returns the name of the tool.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::TensorBoard => "TensorBoard",
-            Self::Wandb => "W&B",
-        }
-    }
-}
-
 impl Source {
     /// Reads the log.
     pub fn read(&self) -> Result<Log, Failure> {
-        let log = match self.tool {
-            Tool::TensorBoard => tensorboard::read_files(&self.files),
-            Tool::Wandb => wandb::read_files(&self.files),
-        };
-        Ok(log?)
+        Ok(self.tool.read(&self.files)?)
     }
 
     fn of_file(tool: Tool, path: Utf8PathBuf) -> Self {
