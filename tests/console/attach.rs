@@ -4,7 +4,8 @@ use crate::test_site::TestSite;
 use camino::Utf8PathBuf;
 use interop::tensorboard::EventWriter;
 use rundir::RunDir;
-use std::fs::{self, File};
+use std::fs::{self, File, Permissions};
+use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, Command};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -70,14 +71,19 @@ fn a_stop_ends_the_watching_and_not_the_program() {
     // The braces of a path are no placeholders.
     fs::create_dir_all(site.root.join("out/{run}")).unwrap();
     let log = site.root.join("out/{run}/train-{lr}.log");
+    let file = File::create(&log).unwrap();
+    file.set_permissions(Permissions::from_mode(0o600)).unwrap();
     let child = Command::new("sh")
         .args(["-c", "for i in 10 11 12 13; do echo step $i loss 0.5 lr 1e-5; done; exec sleep 600"])
-        .stdout(File::create(&log).unwrap())
+        .stdout(file)
         .spawn()
         .unwrap();
     let mut child = Program(child);
     let id = site.succeeds(&["attach", "out/{run}/train-{lr}.log", "--name", "theirs"]).trim().to_owned();
     assert!(id.contains("-theirs-"), "{id}");
+    // Others cannot read the log, so they cannot read its copy.
+    let mode = site.root.join("runs").join(&id).metadata().unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o700);
     until("a step", || site.json(&["status", &id, "--json"])["step"] == 13);
     let stopped = site.succeeds(&["stop", &id]);
     assert!(stopped.contains("no longer watched; the program goes on"), "{stopped}");

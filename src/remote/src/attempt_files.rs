@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use camino::{Utf8Path, Utf8PathBuf};
@@ -36,7 +36,8 @@ pub(crate) fn make_attempt(
         check_unchanged(what, plan, transports)?;
         (plan.dir.root.as_path(), plan.dir.attempt_dir(number))
     };
-    let temp = TempFolder::new(parent).map_err(|source| io_failure(what, "make a folder in", parent, &source))?;
+    let temp = TempFolder::new(parent, mode_of(plan))
+        .map_err(|source| io_failure(what, "make a folder in", parent, &source))?;
     let source = write_files(&temp.dir, plan, alert_channels).map_err(|error| failure_of(what, error))?;
     // A rename to a folder that is not empty fails, so the rename also acts as a lock.
     match fs::rename(&source, &target) {
@@ -180,18 +181,27 @@ pub(crate) fn record_failure(plan: &LaunchPlan, node: &NodeId, failure: &Failure
     let _ = fs::create_dir_all(plan.dir.node_dir(node)).map(|()| plan.dir.write_exit(&exit));
 }
 
+/// Returns the mode of the folder of a new run, before the umask. A run that watches a program copies its log: the copy is readable by nobody
+/// who cannot read the log.
+fn mode_of(plan: &LaunchPlan) -> u32 {
+    let Some(log) = plan.run.attached.as_ref().and_then(|attached| attached.path.metadata().ok()) else { return 0o777 };
+    let readers = log.permissions().mode() & 0o444;
+    // Those who may read the log may also list the folder, and its owner may write it.
+    0o700 | readers | readers >> 2
+}
+
 /// A temporary folder. Dropping this removes the folder, unless it was renamed.
 struct TempFolder {
     dir: RunDir,
 }
 
 impl TempFolder {
-    fn new(parent: &Utf8Path) -> io::Result<Self> {
+    fn new(parent: &Utf8Path, mode: u32) -> io::Result<Self> {
         static UNIQUE: AtomicU32 = AtomicU32::new(0);
         fs::create_dir_all(parent)?;
         let name = format!(".launch-{}-{}", std::process::id(), UNIQUE.fetch_add(1, Ordering::Relaxed));
         let dir = RunDir::new(parent.join(name));
-        fs::create_dir(&dir.root)?;
+        fs::DirBuilder::new().mode(mode).create(&dir.root)?;
         Ok(Self { dir })
     }
 }
