@@ -126,7 +126,7 @@ fn read(node: &NodeId, text: &str) -> Option<NodeProcesses> {
         }
     }
     let own_ancestry = ancestry(own, &stats);
-    // The script runs in a child of its shell.
+    // The pipelines of the listing are its children.
     let is_own =
         |process: &ListedProcess| own_ancestry.contains(&process.pid) || ancestry(process.pid, &stats).contains(&own);
     let processes = processes.into_values().filter(|process| !is_own(process)).collect();
