@@ -7,12 +7,12 @@
 
 use crate::bar::{self, Bar};
 use crate::formats::Phrase;
-use crate::found::{Found, Kind, find, find_by};
+use crate::found::{self, Found, Kind, find, find_by};
 use crate::lines::Lines;
 use crate::log_event::{LogEvent, ReaderOptions};
 use crate::measured::Values;
+use crate::parallel;
 use rundir::MetricSample;
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 /// The number of lines without steps after which the reader reports that it has found none. It still looks for them.
@@ -90,6 +90,35 @@ struct Pending {
     is_fresh: bool,
 }
 
+/// The content of a line, which does not depend on the lines before it.
+struct Content {
+    is_bar: bool,
+    yields: Option<Yield>,
+}
+
+enum Yield {
+    Pattern(Box<Found>),
+    Found(Box<Found>),
+    Phrase(Phrase),
+}
+
+impl Content {
+    fn of(line: &str, options: &ReaderOptions) -> Self {
+        let bar = Bar::read(line);
+        let is_bar = bar.is_some();
+        let yields = find_by(&options.patterns, line).map(|found| Yield::Pattern(Box::new(found)));
+        let yields = yields.or_else(|| {
+            let found = match &bar {
+                Some(bar) => found::of_bar(bar),
+                None => found::of_line(line, options.ranks),
+            };
+            found.map(|found| Yield::Found(Box::new(found)))
+        });
+        let phrase = || PHRASES.iter().find(|(text, _)| line.contains(text)).map(|(_, phrase)| Yield::Phrase(*phrase));
+        Self { is_bar, yields: yields.or_else(phrase) }
+    }
+}
+
 /// Reads the log of an unknown program.
 #[derive(Debug)]
 pub(crate) struct AutoReader {
@@ -146,10 +175,13 @@ impl AutoReader {
 
     pub fn read(&mut self, bytes: &[u8], now: f64) -> Vec<LogEvent> {
         let mut events = Vec::new();
-        for line in self.lines.push(bytes) {
-            for part in bar::apart(&line) {
-                self.read_line(part, now, &mut events);
-            }
+        let lines = self.lines.push(bytes);
+        let options = &self.options;
+        let contents = |line: &String| -> Vec<Content> {
+            bar::apart(line).into_iter().map(|part| Content::of(part, options)).collect()
+        };
+        for content in parallel::map(&lines, contents).into_iter().flatten() {
+            self.take_content(content, now, &mut events);
         }
         events
     }
@@ -182,17 +214,18 @@ impl AutoReader {
         }
     }
 
-    fn read_line(&mut self, line: &str, now: f64, events: &mut Vec<LogEvent>) {
+    fn take_content(&mut self, content: Content, now: f64, events: &mut Vec<LogEvent>) {
         // A bar is redrawn many times in one line.
-        self.lines_read += u64::from(Bar::read(line).is_none());
+        self.lines_read += u64::from(!content.is_bar);
         self.has_read = true;
-        if let Some(found) = find_by(&self.options.patterns, line) {
-            self.take_by_pattern(found, now, events);
-        } else if let Some(found) = find(line, self.options.ranks) {
-            self.take_found(found, now, events);
-        } else if let Some((_, phrase)) = PHRASES.iter().find(|(text, _)| line.contains(text)) {
-            self.pass_on_complete(events);
-            self.take_phrase(*phrase, events);
+        match content.yields {
+            Some(Yield::Pattern(found)) => self.take_by_pattern(*found, now, events),
+            Some(Yield::Found(found)) => self.take_found(*found, now, events),
+            Some(Yield::Phrase(phrase)) => {
+                self.pass_on_complete(events);
+                self.take_phrase(phrase, events);
+            }
+            None => {}
         }
         if self.lines_read >= FIRST_LINES {
             self.report_none(events);
@@ -241,12 +274,12 @@ impl AutoReader {
                 if let Some(pending) = &mut self.pending {
                     pending.values.merge(found.values);
                 } else if let Some(sample) = self.last.take() {
-                    let (step, t) = (sample.step, sample.t);
-                    // A loss that is not finite has no value in a sample.
-                    let loss = (!sample.has_no_loss).then(|| sample.loss.unwrap_or(f64::NAN));
-                    let mut values = Values { loss, sample, ..Values::default() };
-                    values.merge(found.values);
-                    self.give(self.sample_of(step, t, values), events);
+                    let mut sample = sample;
+                    if let Some(loss) = found.values.loss {
+                        (sample.loss, sample.has_no_loss) = (Some(loss).filter(|loss| loss.is_finite()), false);
+                    }
+                    found.values.write_to(&mut sample);
+                    self.give(sample, events);
                 }
             }
         }
@@ -299,7 +332,9 @@ impl AutoReader {
         let before = self.last_bar.replace(source.clone());
         let expected = self.position.clone().or(before);
         if let Some((mut waiting, t)) = self.waiting.take_if(|_| expected.as_ref() == Some(&source)) {
-            waiting.values.sample.step_s = found.values.sample.step_s;
+            if let Some(step_s) = found.values.get("step_s") {
+                waiting.values.set_metric("step_s", step_s);
+            }
             self.position = Some(source.clone());
             if waiting.is_validation {
                 self.validate(Some(step), &waiting.values, events);
@@ -360,15 +395,15 @@ impl AutoReader {
 
     fn decide(&mut self, source: Source, events: &mut Vec<LogEvent>) {
         let held = std::mem::take(&mut self.held);
-        let mut names: Vec<Cow<'static, str>> = Vec::new();
+        let mut metrics: Vec<String> = Vec::new();
         for (_, _, found, _) in held.iter().filter(|(of, ..)| *of == source) {
-            let new = found.values.names.iter().filter(|name| !names.contains(name)).cloned().collect::<Vec<_>>();
-            names.extend(new);
+            for name in found.values.names() {
+                if !metrics.iter().any(|known| known == name) {
+                    metrics.push(name.to_owned());
+                }
+            }
         }
-        events.push(LogEvent::Recognized {
-            format: source.in_words(),
-            metrics: names.into_iter().map(Cow::into_owned).collect(),
-        });
+        events.push(LogEvent::Recognized { format: source.in_words(), metrics });
         self.decided = Some(source);
         self.has_reported = true;
         for (source, step, found, t) in held {
@@ -377,19 +412,18 @@ impl AutoReader {
     }
 
     fn take(&mut self, source: &Source, step: u64, found: Found, is_fresh: bool, now: f64, events: &mut Vec<LogEvent>) {
-        let sample = &found.values.sample;
-        let is_of_validation_alone =
-            found.values.loss.is_none() && sample.validation_loss.is_some() && source.kind != Kind::Bar;
+        let mut values = found.values;
+        let validation_loss = values.get("validation_loss");
+        let is_of_validation_alone = values.loss.is_none() && validation_loss.is_some() && source.kind != Kind::Bar;
         if found.is_validation || is_of_validation_alone {
-            return self.validate(Some(step), &found.values, events);
+            return self.validate(Some(step), &values, events);
         }
         let is_main = self.decided.as_ref() == Some(source);
-        let mut values = found.values;
         // A program may repeat its last validation loss in every line.
-        if values.sample.validation_loss == self.validation_loss {
-            values.sample.validation_loss = None;
-        } else if values.sample.validation_loss.is_some() {
-            self.validation_loss = values.sample.validation_loss;
+        if validation_loss == self.validation_loss {
+            values.remove("validation_loss");
+        } else if validation_loss.is_some() {
+            self.validation_loss = validation_loss;
         }
         if !is_main {
             // Another line about the step adds what the main line lacks.
@@ -412,14 +446,14 @@ impl AutoReader {
 
     /// Adds a validation loss to its step, or to the newest one.
     fn validate(&mut self, step: Option<u64>, values: &Values, events: &mut Vec<LogEvent>) {
-        let Some(loss) = values.sample.validation_loss else { return };
+        let Some(loss) = values.get("validation_loss") else { return };
         if self.decided.is_none() || self.validation_loss == Some(loss) {
             return;
         }
         let is_of = |of: u64| step.is_none_or(|step| step == of);
         if let Some(pending) = self.pending.as_mut().filter(|pending| is_of(pending.step)) {
             self.validation_loss = Some(loss);
-            pending.values.sample.validation_loss = Some(loss);
+            pending.values.set_metric("validation_loss", loss);
         } else if let Some(sample) = self.last.take_if(|sample| is_of(sample.step)) {
             self.validation_loss = Some(loss);
             // A later line of the same step replaces the earlier one.
@@ -446,18 +480,6 @@ impl AutoReader {
         })
     }
 
-    fn sample_of(&self, step: u64, t: f64, values: Values) -> MetricSample {
-        MetricSample {
-            attempt: self.options.attempt,
-            step,
-            t,
-            is_from_log: true,
-            has_no_loss: values.loss.is_none(),
-            loss: values.loss.filter(|loss| loss.is_finite()),
-            ..values.sample
-        }
-    }
-
     /// Returns a sample, and keeps it for values that come later.
     fn give(&mut self, sample: MetricSample, events: &mut Vec<LogEvent>) {
         self.last = Some(sample.clone());
@@ -471,7 +493,16 @@ impl AutoReader {
         if step <= before || (has_no_loss && !self.is_progress()) {
             return;
         }
-        let mut sample = self.sample_of(step, t, values);
+        let mut sample = MetricSample {
+            attempt: self.options.attempt,
+            step,
+            t,
+            is_from_log: true,
+            has_no_loss,
+            loss: values.loss.filter(|loss| loss.is_finite()),
+            ..MetricSample::default()
+        };
+        values.write_to(&mut sample);
         if sample.step_s == 0.0
             && let Some(last) = &self.last
         {

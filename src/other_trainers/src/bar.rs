@@ -71,8 +71,8 @@ const MOST_TRIES: usize = 64;
 
 /// Splits a line into a bar and the text that a logger printed after it without a line break.
 pub(crate) fn apart(line: &str) -> Vec<&str> {
-    let ends = line.match_indices(']').map(|(at, _)| at + 1).filter(|at| *at < line.len());
-    let has_speed = line.contains("it/s") || line.contains("s/it");
+    let mut ends = line.match_indices(']').map(|(at, _)| at + 1).filter(|at| *at < line.len()).peekable();
+    let has_speed = ends.peek().is_some() && (line.contains("it/s") || line.contains("s/it"));
     let end = ends.take(if has_speed { MOST_TRIES } else { 0 }).find(|at| Bar::read(&line[..*at]).is_some());
     end.map_or(vec![line], |end| vec![&line[..end], line[end..].trim()])
 }

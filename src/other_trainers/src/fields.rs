@@ -173,7 +173,8 @@ impl<'a> Scan<'a> {
             if unit.is_empty() && total.is_none() {
                 let word =
                     then.strip_prefix(' ').map(|then| then.split([' ', ',', '|', ')', ';']).next().unwrap_or(then));
-                if let Some(word) = word.filter(|word| UNITS.contains(&word.to_ascii_lowercase().as_str())) {
+                let is_unit = |word: &&str| UNITS.iter().any(|unit| word.eq_ignore_ascii_case(unit));
+                if let Some(word) = word.filter(is_unit) {
                     unit = word.to_ascii_lowercase();
                     self.at += 1 + word.len();
                 }
@@ -248,7 +249,18 @@ fn number_len(text: &str) -> usize {
 
 /// Reads a number as Python prints it: `1e-05`, `10,050`, `nan`, `-inf`.
 pub(crate) fn parse(text: &str) -> Option<f64> {
-    text.trim_end_matches('.').replace(',', "").parse().ok()
+    let text = text.trim_end_matches('.');
+    if text.contains(',') { text.replace(',', "").parse().ok() } else { text.parse().ok() }
+}
+
+/// Returns whether a text contains one of these words of ASCII letters, in any case.
+pub(crate) fn mentions(text: &str, words: &[&str]) -> bool {
+    let bytes = text.as_bytes();
+    let begins = |at: usize, word: &str| {
+        bytes.get(at..at + word.len()).is_some_and(|part| part.eq_ignore_ascii_case(word.as_bytes()))
+    };
+    let is_first = |byte: u8, word: &str| word.as_bytes().first() == Some(&byte.to_ascii_lowercase());
+    (0..bytes.len()).any(|at| words.iter().any(|word| is_first(bytes[at], word) && begins(at, word)))
 }
 
 /// Returns the unit that is glued to a number; `None` if the letters are not a unit, so that the whole is not a number.

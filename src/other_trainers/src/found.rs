@@ -1,7 +1,7 @@
 //! What a line of an unknown program's log contains: a drawing of a progress bar, a dictionary, JSON, or text with a step.
 
 use crate::bar::Bar;
-use crate::fields::{self, Field, fields};
+use crate::fields::{self, Field, fields, mentions};
 use crate::measured::{Meaning, Values, is_known, is_loss};
 use recipe::LogPattern;
 use serde_json::Value;
@@ -123,9 +123,14 @@ const NOT_STEPS: [&str; 21] = [
 
 /// Reads a line. `ranks` is the number of ranks of the run.
 pub(crate) fn find(line: &str, ranks: usize) -> Option<Found> {
-    if let Some(bar) = Bar::read(line) {
-        return of_bar(&bar);
+    match Bar::read(line) {
+        Some(bar) => of_bar(&bar),
+        None => of_line(line, ranks),
     }
+}
+
+/// Reads a line that is no drawing of a bar.
+pub(crate) fn of_line(line: &str, ranks: usize) -> Option<Found> {
     of_object(line).or_else(|| of_text(line, ranks))
 }
 
@@ -170,6 +175,10 @@ fn is_word(text: &str, list: &[&str]) -> bool {
 ///
 /// * `before` — the text before the first name with a number.
 fn is_of_validation(line: &str, before: &str) -> bool {
+    // Most lines have none of the words. This check is cheap, and each word contains one of these.
+    if !mentions(line, &["val", "test", "sanity"]) {
+        return false;
+    }
     let value = |word: &str| {
         word.split_once(['=', ':']).is_some_and(|(name, value)| is_word(name, &SPLITS) && is_word(value, &VALIDATION))
     };
@@ -178,7 +187,8 @@ fn is_of_validation(line: &str, before: &str) -> bool {
         || line.split_whitespace().any(value)
 }
 
-fn of_bar(bar: &Bar<'_>) -> Option<Found> {
+/// Reads a drawing of a bar.
+pub(crate) fn of_bar(bar: &Bar<'_>) -> Option<Found> {
     // A wrapper may add its own text to each line: `[08:03:35] [STDERR] steps`.
     let name = bar.name.rsplit(']').next().unwrap_or_default().trim();
     if has_word(name, &VALIDATION) || has_word(name, &NOT_STEPS) {
@@ -189,8 +199,8 @@ fn of_bar(bar: &Bar<'_>) -> Option<Found> {
     // In a bar, a step within the fields repeats its count, or counts from 0.
     let measured = tail.iter().filter(|field| !is_step_name(&field.name));
     measured.for_each(|field| values.add(field, Meaning::default()));
-    if values.sample.step_s == 0.0 {
-        values.sample.step_s = bar.step_s.unwrap_or(0.0);
+    if let (None, Some(step_s)) = (values.get("step_s"), bar.step_s) {
+        values.set_metric("step_s", step_s);
     }
     let global = tail.iter().find(|field| field.name == "global_step").and_then(Field::count);
     let has_two = tail.iter().any(|field| field.name == "step");
@@ -340,14 +350,14 @@ fn field(name: &str, value: f64, is_whole: bool) -> Field {
 
 /// Returns whether a field with this name is a step.
 fn is_step_name(name: &str) -> bool {
-    (name.contains("step") || name.contains("it")) && STEPS.contains(&name)
+    STEPS.contains(&name)
 }
 
 /// Returns the field with the step.
 fn step_of(found: &[Field]) -> Option<&Field> {
     let rank = |field: &Field| {
-        let known = [field.name.as_str(), field.last()].into_iter().find(|name| is_step_name(name))?;
-        let rank = STEPS.iter().position(|name| *name == known)?;
+        let rank_of = |name: &str| STEPS.iter().position(|known| *known == name);
+        let rank = rank_of(&field.name).or_else(|| rank_of(field.last()))?;
         field.count().is_some().then_some(rank)
     };
     let ranked = found.iter().filter_map(|field| Some((rank(field)?, field)));
@@ -356,9 +366,7 @@ fn step_of(found: &[Field]) -> Option<&Field> {
 
 fn of_text(line: &str, ranks: usize) -> Option<Found> {
     // Most lines of a log have no step. This check is cheap.
-    let mentions =
-        |word: &str| line.as_bytes().windows(word.len()).any(|part| part.eq_ignore_ascii_case(word.as_bytes()));
-    if !(mentions("step") || mentions("iter")) {
+    if !mentions(line, &["step", "iter"]) {
         return None;
     }
     let found = fields(line);

@@ -1,8 +1,7 @@
 //! Turns the names and units of a log into the metrics of a sample.
 
 use crate::fields::Field;
-use rundir::{MetricSample, NAMED_SERIES, NamedSeries, find_series};
-use std::borrow::Cow;
+use rundir::{MetricSample, NAMED_SERIES};
 use std::collections::HashMap;
 use std::sync::LazyLock;
 
@@ -75,15 +74,35 @@ const TIMES: [&str; 3] = ["dt", "time", "step"];
 /// Names of numbers that are no measurements.
 const NOT_MEASURED: [&str; 8] = ["v_num", "rank", "local_rank", "eta", "seed", "port", "pid", "world_size"];
 
-/// The values of a line.
+/// The values of a line, or of several lines of one step.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Values {
     /// The training loss, which may be NaN.
     pub loss: Option<f64>,
-    /// The other values, with [`MetricSample::step`] 0.
-    pub sample: MetricSample,
-    /// The names of the metrics that are set, in the order of the line.
-    pub names: Vec<Cow<'static, str>>,
+    /// The other values, in the order of the lines. Each name is there once.
+    list: Vec<(Name, f64)>,
+}
+
+/// The name of a value.
+#[derive(Debug, Clone, PartialEq)]
+enum Name {
+    /// One of [`NAMED_SERIES`], by its place there.
+    Known(usize),
+    /// The peak of memory in use, GiB.
+    Memory,
+    /// The name in the log.
+    Other(String),
+}
+
+impl Name {
+    /// Returns the name for users.
+    fn as_str(&self) -> &str {
+        match self {
+            Self::Known(at) => NAMED_SERIES[*at].metric,
+            Self::Memory => "memory",
+            Self::Other(name) => name,
+        }
+    }
 }
 
 /// The meaning of values that depends on the program.
@@ -104,124 +123,123 @@ impl Values {
         let (metric, series) = metric_of(name);
         if meaning.is_validation {
             let is_loss = metric == Some("loss") || metric == Some("validation_loss");
-            if is_loss && field.value.is_finite() {
-                self.set(find_series("validation_loss"), field.value);
+            if is_loss {
+                self.set_metric("validation_loss", field.value);
             }
             return;
         }
         match (metric, time_s(&field.unit)) {
             _ if NOT_MEASURED.contains(&name) => {}
-            (Some("loss"), _) if field.unit.is_empty() => {
-                // The first name of the line counts: `loss=0.5, avr_loss=0.4`.
-                if self.loss.is_none() {
-                    self.loss = Some(field.value);
-                    self.names.push("loss".into());
-                }
-            }
+            // The first name of the line counts: `loss=0.5, avr_loss=0.4`.
+            (Some("loss"), _) if field.unit.is_empty() => self.loss = self.loss.or(Some(field.value)),
             (Some("mem"), _) => match gib(&field.unit) {
-                Some(gib) => {
-                    self.sample.mem_peak_gib_by_rank = vec![field.value * gib];
-                    self.names.push("memory".into());
-                }
+                Some(gib) => self.set(Name::Memory, field.value * gib),
                 None => self.keep(field),
             },
             (Some(metric), time) if metric.ends_with("_s") && !metric.ends_with("per_s") => match time {
-                Some(factor) => self.set(series, field.value * factor),
-                None if field.unit.is_empty() || field.unit.starts_with("s/") => self.set(series, field.value),
+                Some(factor) => self.set_known(series, field.value * factor),
+                None if field.unit.is_empty() || field.unit.starts_with("s/") => self.set_known(series, field.value),
                 None => self.keep(field),
             },
             (Some("epoch"), _) if field.is_whole && !meaning.has_epochs => self.keep(field),
-            (Some("mfu"), _) if field.unit == "%" => self.set(series, (field.value / 100.0).min(1.0)),
+            (Some("mfu"), _) if field.unit == "%" => self.set_known(series, (field.value / 100.0).min(1.0)),
             // nanoGPT logs -100 % before it has measured.
             (Some("mfu"), _) if !(0.0..=100.0).contains(&field.value) => {}
-            (Some("tflops"), _) => self.set(series, field.value),
-            (Some(_), None) if field.unit.is_empty() || field.unit == "%" => self.set(series, field.value),
-            (None, Some(factor)) if TIMES.contains(&name) => self.set(find_series("step_s"), field.value * factor),
+            (Some("tflops"), _) => self.set_known(series, field.value),
+            (Some(_), None) if field.unit.is_empty() || field.unit == "%" => self.set_known(series, field.value),
+            (None, Some(factor)) if TIMES.contains(&name) => self.set_metric("step_s", field.value * factor),
             (None, _) if name == "tps" && meaning.tps.is_some() => {
-                self.set(find_series("tokens_per_s"), field.value * meaning.tps.unwrap_or(1.0));
+                self.set_metric("tokens_per_s", field.value * meaning.tps.unwrap_or(1.0));
             }
             _ => self.keep(field),
         }
     }
 
-    fn set(&mut self, series: Option<&'static NamedSeries>, value: f64) {
-        let Some(series) = series.filter(|_| value.is_finite()) else { return };
-        (series.set)(&mut self.sample, value);
-        self.names.push(series.metric.into());
+    /// Returns the value of a metric of [`NAMED_SERIES`] other than the loss.
+    pub fn get(&self, metric: &str) -> Option<f64> {
+        self.list.iter().find(|(name, _)| name.as_str() == metric).map(|(_, value)| *value)
+    }
+
+    /// Sets a metric of [`NAMED_SERIES`] other than the loss, if the value is finite.
+    pub fn set_metric(&mut self, metric: &str, value: f64) {
+        self.set_known(metric_of(metric).1, value);
+    }
+
+    /// Removes a metric of [`NAMED_SERIES`] other than the loss.
+    pub fn remove(&mut self, metric: &str) {
+        self.list.retain(|(name, _)| name.as_str() != metric);
+    }
+
+    fn set_known(&mut self, series: Option<usize>, value: f64) {
+        if let Some(at) = series.filter(|_| value.is_finite()) {
+            self.set(Name::Known(at), value);
+        }
     }
 
     /// Keeps a value by its own name. In text, only a name that a separator follows is certainly a name.
     fn keep(&mut self, field: &Field) {
-        if !field.is_separated || self.sample.other.len() >= MOST_OTHERS {
-            return;
+        if field.is_separated {
+            let unit = if field.unit.is_empty() { String::new() } else { format!(" ({})", field.unit) };
+            self.set(Name::Other(format!("{}{unit}", field.name)), field.value);
         }
-        let name = if field.unit.is_empty() { field.name.clone() } else { format!("{} ({})", field.name, field.unit) };
-        self.names.push(name.clone().into());
-        self.sample.other.insert(name, Some(field.value).filter(|value| (*value as f32).is_finite()));
+    }
+
+    fn set(&mut self, name: Name, value: f64) {
+        if let Some((_, old)) = self.list.iter_mut().find(|(other, _)| *other == name) {
+            *old = value;
+        } else if self.list.len() < MOST_OTHERS || !matches!(name, Name::Other(_)) {
+            self.list.push((name, value));
+        }
     }
 
     /// Returns whether nothing was measured.
     pub fn is_empty(&self) -> bool {
-        self.names.is_empty()
+        self.loss.is_none() && self.list.is_empty()
     }
 
     /// Takes the values of a later line of the same step, which replace those of the same names.
     pub fn merge(&mut self, later: Self) {
-        let Self { loss, sample: new, names } = later;
-        self.loss = loss.or(self.loss);
-        let old = &mut self.sample;
-        old.grad_norm = new.grad_norm.or(old.grad_norm);
-        old.weight_norm = new.weight_norm.or(old.weight_norm);
-        old.lr_ttt = new.lr_ttt.or(old.lr_ttt);
-        old.epoch = new.epoch.or(old.epoch);
-        old.mfu = new.mfu.or(old.mfu);
-        old.validation_loss = new.validation_loss.or(old.validation_loss);
-        for (old, new) in [
-            (&mut old.lr, new.lr),
-            (&mut old.step_s, new.step_s),
-            (&mut old.data_s, new.data_s),
-            (&mut old.forward_s, new.forward_s),
-            (&mut old.backward_s, new.backward_s),
-            (&mut old.optimizer_s, new.optimizer_s),
-            (&mut old.checkpoint_s, new.checkpoint_s),
-            (&mut old.samples_per_s, new.samples_per_s),
-            (&mut old.tokens_per_s, new.tokens_per_s),
-            (&mut old.tflops, new.tflops),
-        ] {
-            *old = if new == 0.0 { *old } else { new };
-        }
-        if !new.mem_peak_gib_by_rank.is_empty() {
-            old.mem_peak_gib_by_rank = new.mem_peak_gib_by_rank;
-        }
-        for (name, value) in new.other {
-            if old.other.len() < MOST_OTHERS || old.other.contains_key(&name) {
-                old.other.insert(name, value);
-            }
-        }
-        for name in names {
-            if self.names.len() < 2 * MOST_OTHERS && !self.names.contains(&name) {
-                self.names.push(name);
+        self.loss = later.loss.or(self.loss);
+        later.list.into_iter().for_each(|(name, value)| self.set(name, value));
+    }
+
+    /// Returns the names of the values, for users.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.loss.iter().map(|_| "loss").chain(self.list.iter().map(|(name, _)| name.as_str()))
+    }
+
+    /// Sets the fields of a sample for the values other than the loss.
+    pub fn write_to(self, sample: &mut MetricSample) {
+        for (name, value) in self.list {
+            match name {
+                Name::Known(at) => (NAMED_SERIES[at].set)(sample, value),
+                Name::Memory => sample.mem_peak_gib_by_rank = vec![value],
+                Name::Other(name) => {
+                    if sample.other.len() < MOST_OTHERS || sample.other.contains_key(&name) {
+                        sample.other.insert(name, Some(value).filter(|value| (*value as f32).is_finite()));
+                    }
+                }
             }
         }
     }
 }
 
-/// The metric of a name, and its field.
-type Known = (Option<&'static str>, Option<&'static NamedSeries>);
+/// The metric of a name, and its place in [`NAMED_SERIES`].
+type Known = (Option<&'static str>, Option<usize>);
 
 /// Every name that is known. A log has many lines with many names.
 static KNOWN: LazyLock<HashMap<&'static str, Known>> = LazyLock::new(|| {
-    let of_series = NAMED_SERIES.iter().flat_map(|series| {
+    let place = |metric: &str| NAMED_SERIES.iter().position(|series| series.metric == metric);
+    let of_series = NAMED_SERIES.iter().enumerate().flat_map(|(at, series)| {
         let names = std::iter::once(series.metric).chain(series.aliases.iter().copied());
-        names.map(move |name| (name, (Some(series.metric), Some(series))))
+        names.map(move |name| (name, (Some(series.metric), Some(at))))
     });
-    let of_logs = NAMES
-        .iter()
-        .flat_map(|(metric, names)| names.iter().map(move |name| (*name, (Some(*metric), find_series(metric)))));
+    let of_logs =
+        NAMES.iter().flat_map(|(metric, names)| names.iter().map(move |name| (*name, (Some(*metric), place(metric)))));
     of_series.chain(of_logs).collect()
 });
 
-/// Returns the metric of a name, and its field.
+/// Returns the metric of a name, and its place in [`NAMED_SERIES`].
 fn metric_of(name: &str) -> Known {
     let section = || ["metrics/", "train/", "training/"].iter().find_map(|section| name.strip_prefix(section));
     let found = KNOWN.get(name).or_else(|| KNOWN.get(section()?));

@@ -84,7 +84,9 @@ fn yield_of(options: &ReaderOptions, line: u64, text: &str) -> Option<LineYield>
             let found = find_by(&options.patterns, text).or_else(|| find(text, options.ranks))?;
             let kind = if found.is_validation { format!("{}, validation", kind_of(&found)) } else { kind_of(&found) };
             let loss = found.values.loss;
-            let sample = MetricSample { loss, is_from_log: true, has_no_loss: loss.is_none(), ..found.values.sample };
+            let has_no_loss = loss.is_none();
+            let mut sample = MetricSample { loss, is_from_log: true, has_no_loss, ..MetricSample::default() };
+            found.values.write_to(&mut sample);
             (kind, found.step, values(&sample))
         }
         trainer => of_adapter(formats(trainer)?.read(text)?),

@@ -40,50 +40,50 @@ pub struct MetricSample {
     #[serde(serialize_with = "millionth")]
     pub step_s: f64,
     /// Seconds of waiting for data.
-    #[serde(default, serialize_with = "millionth")]
+    #[serde(default, serialize_with = "millionth", skip_serializing_if = "no_millionth")]
     pub data_s: f64,
     /// Seconds of the forward pass.
-    #[serde(default, serialize_with = "millionth")]
+    #[serde(default, serialize_with = "millionth", skip_serializing_if = "no_millionth")]
     pub forward_s: f64,
     /// Seconds of the backward pass, with recomputation and without waiting for reductions.
-    #[serde(default, serialize_with = "millionth")]
+    #[serde(default, serialize_with = "millionth", skip_serializing_if = "no_millionth")]
     pub backward_s: f64,
     /// Seconds of gradient clipping and the optimizer.
-    #[serde(default, serialize_with = "millionth")]
+    #[serde(default, serialize_with = "millionth", skip_serializing_if = "no_millionth")]
     pub optimizer_s: f64,
     /// Seconds that saving stalled training since the logged step before. `step_s` does not contain them; copying and writing overlap with
     /// training.
-    #[serde(default, serialize_with = "millionth", skip_serializing_if = "is_zero")]
+    #[serde(default, serialize_with = "millionth", skip_serializing_if = "no_millionth")]
     pub checkpoint_s: f64,
     /// Samples per second, all ranks together.
-    #[serde(default, serialize_with = "thousandth")]
+    #[serde(default, serialize_with = "thousandth", skip_serializing_if = "no_thousandth")]
     pub samples_per_s: f64,
     /// Tokens per second, all ranks together.
-    #[serde(default, serialize_with = "thousandth")]
+    #[serde(default, serialize_with = "thousandth", skip_serializing_if = "no_thousandth")]
     pub tokens_per_s: f64,
     /// Epochs done: the samples trained on, divided by the samples of one epoch; `None` if epochs are not counted.
     #[serde(default, serialize_with = "maybe_single", skip_serializing_if = "Option::is_none")]
     pub epoch: Option<f64>,
     /// Memory in use now, GiB, by rank.
-    #[serde(default, serialize_with = "thousandths")]
+    #[serde(default, serialize_with = "thousandths", skip_serializing_if = "Vec::is_empty")]
     pub mem_gib_by_rank: Vec<f64>,
     /// Peak of memory in use so far, GiB, by rank.
-    #[serde(default, serialize_with = "thousandths")]
+    #[serde(default, serialize_with = "thousandths", skip_serializing_if = "Vec::is_empty")]
     pub mem_peak_gib_by_rank: Vec<f64>,
     /// Seconds of the step, by rank, with waiting for other ranks.
-    #[serde(default, serialize_with = "thousandths")]
+    #[serde(default, serialize_with = "thousandths", skip_serializing_if = "Vec::is_empty")]
     pub step_s_by_rank: Vec<f64>,
     /// Seconds of the step without waiting for other ranks, by rank: the highest is the straggler.
     #[serde(default, serialize_with = "thousandths", skip_serializing_if = "Vec::is_empty")]
     pub busy_s_by_rank: Vec<f64>,
     /// Seconds that rank 0 waited for gathered weights and reduced gradients.
-    #[serde(default, serialize_with = "millionth", skip_serializing_if = "is_zero")]
+    #[serde(default, serialize_with = "millionth", skip_serializing_if = "no_millionth")]
     pub reduce_s: f64,
     /// Norm of all trained weights.
     #[serde(default, serialize_with = "maybe_single", skip_serializing_if = "Option::is_none")]
     pub weight_norm: Option<f64>,
     /// Model TFLOP per second and rank: one forward and one backward pass, without recomputation.
-    #[serde(default, serialize_with = "millionth", skip_serializing_if = "is_zero")]
+    #[serde(default, serialize_with = "millionth", skip_serializing_if = "no_millionth")]
     pub tflops: f64,
     /// `tflops` as a share of the device's peak (model FLOPs utilization); `None` if the peak is not known.
     #[serde(default, serialize_with = "maybe_single", skip_serializing_if = "Option::is_none")]
@@ -92,7 +92,7 @@ pub struct MetricSample {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub items: Option<ItemsSample>,
     /// Seconds of samples and validation since the step before. `step_s` does not contain them.
-    #[serde(default, serialize_with = "millionth", skip_serializing_if = "is_zero")]
+    #[serde(default, serialize_with = "millionth", skip_serializing_if = "no_millionth")]
     pub sample_s: f64,
     /// Mean validation loss after the step; `None` if it was not measured. Step 0 has the loss before the first step.
     #[serde(default, serialize_with = "maybe_single", skip_serializing_if = "Option::is_none")]
@@ -228,8 +228,14 @@ fn is_none(n: &u64) -> bool {
     *n == 0
 }
 
-fn is_zero(x: &f64) -> bool {
-    *x == 0.0
+/// Returns whether a value is written as 0 by [`thousandth`].
+fn no_thousandth(x: &f64) -> bool {
+    x.abs() < 5e-4
+}
+
+/// Returns whether a value is written as 0 by [`millionth`].
+fn no_millionth(x: &f64) -> bool {
+    x.abs() < 5e-7
 }
 
 pub(crate) fn thousandth<S: Serializer>(x: &f64, s: S) -> Result<S::Ok, S::Error> {

@@ -128,6 +128,11 @@ impl FromIterator<Escaped> for Escaped {
 pub fn shown(line: &str, colours: Colours) -> String {
     let line = line.trim_end_matches(['\r', '\n']);
     let line = line.rsplit('\r').next().unwrap_or_default();
+    // Most lines have nothing to remove.
+    let is_plain = |byte: u8| matches!(byte, b' '..=b'~' | b'\t');
+    if line.bytes().all(is_plain) || !line.contains(|c| c != '\t' && is_control(c)) {
+        return line.to_owned();
+    }
     let mut out = String::with_capacity(line.len());
     let mut is_coloured = false;
     let mut chars = line.chars().peekable();

@@ -11,6 +11,7 @@ mod data;
 mod encoders;
 mod figures;
 mod goodput;
+mod logs;
 mod made_run;
 mod optimizer;
 pub mod python;
@@ -47,6 +48,7 @@ const PARTS: &[(&str, Measure)] = &[
     ("console", console::rows),
     ("long-runs", console::long_run_rows),
     ("live", console::live_rows),
+    ("logs", logs::rows),
     ("scaling", scaling::rows),
     ("cluster", cluster::rows),
     ("goodput", goodput::rows),

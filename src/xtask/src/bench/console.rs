@@ -344,7 +344,7 @@ fn row(what: &str, unit: &'static str, rounds: Vec<f64>, at_most: f64, note: &st
 }
 
 /// Calls `measure` with a new folder, and removes the folder.
-fn in_folder<T>(name: &str, measure: impl FnOnce(&Utf8Path) -> Result<T>) -> Result<T> {
+pub fn in_folder<T>(name: &str, measure: impl FnOnce(&Utf8Path) -> Result<T>) -> Result<T> {
     let folder = cache_dir()?.join(format!("bench-{name}-{}", std::process::id()));
     fs::create_dir_all(&folder)
         .map_err(|e| Failure::new(format!("cannot create {folder}"), e, "check the disk and the permissions"))?;
