@@ -3,6 +3,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a failed unwrap reports its line")]
 
+mod attach;
 mod command;
 mod console;
 mod encode;

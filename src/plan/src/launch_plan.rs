@@ -92,6 +92,11 @@ impl LaunchPlan {
         self.job() == JobKind::Command
     }
 
+    /// Returns whether the run only watches a program that runs already, which uses the GPUs.
+    pub fn only_watches(&self) -> bool {
+        self.run.attached.is_some()
+    }
+
     /// Returns the task of the ranks.
     pub fn task(&self) -> recipe::Task {
         self.run.task()

@@ -53,6 +53,10 @@ pub(super) fn checks(
             },
         ));
     }
+    if plan.only_watches() {
+        // The program uses its GPUs already.
+        return checks;
+    }
     if let Some(master) = &plan.master {
         checks.push((CheckId::Rendezvous, rendezvous(master, facts, &fail)));
     }

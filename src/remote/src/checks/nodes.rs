@@ -132,7 +132,8 @@ pub(super) fn this_machine(
         results.push((CheckId::Device, gpus::no_gpus(plan, node, reason, &fail_on_node)));
     }
     // The embedded trainer does not use GPUs when it runs on CPUs. A command may use them.
-    let with_gpus = plan.is_command() || plan.on_gpus(plan.trainer.cuda);
+    // A watched program uses its GPUs already.
+    let with_gpus = !plan.only_watches() && (plan.is_command() || plan.on_gpus(plan.trainer.cuda));
     let gpu_script = if with_gpus { gpus::script() } else { String::new() };
     match query_facts(transport.as_mut(), &format!("export LC_ALL=C\n{}{gpu_script}echo end\n", resources(plan))) {
         Err(error) => results.push((CheckId::Node, Err(error.failure(what)))),

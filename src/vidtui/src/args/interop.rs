@@ -1,6 +1,6 @@
 //! Arguments of the commands that exchange runs with other tools.
 
-use super::{JsonArgs, ThenArgs};
+use super::{JsonArgs, NodesArgs, ThenArgs};
 use crate::workspace::LATEST;
 use camino::Utf8PathBuf;
 use clap::Args as Arguments;
@@ -30,9 +30,11 @@ pub struct AttachArgs {
     /// The log of the program, a folder of TensorBoard event files, or a run of W&B; of several in a folder, the one that was written last
     #[arg(value_name = "PATH")]
     pub path: Utf8PathBuf,
-    /// The process on this machine with which the run ends [default: the oldest one that writes the log]
+    /// The process with which the run ends, on this machine or the first node [default: the oldest one here that writes the log]
     #[arg(long, value_name = "PID")]
     pub pid: Option<u32>,
+    #[command(flatten)]
+    pub nodes: ProgramNodesArgs,
     /// All steps of the program [default: those that its progress bar shows]
     #[arg(long, value_name = "N")]
     pub steps: Option<u64>,
@@ -41,6 +43,34 @@ pub struct AttachArgs {
     pub name: Option<String>,
     #[command(flatten)]
     pub then: ThenArgs,
+}
+
+/// The nodes of a program that is watched.
+#[derive(Debug, Clone, Default, Arguments)]
+pub struct ProgramNodesArgs {
+    /// Also watches the GPUs of the nodes of this hostfile, over SSH; the first one must see the log
+    #[arg(long, value_name = "FILE")]
+    pub hostfile: Option<Utf8PathBuf>,
+    /// Uses only these nodes: `gpu[001-004],gpu009`
+    #[arg(long, value_name = "NODES", requires = "hostfile")]
+    pub include: Option<String>,
+    /// Leaves these nodes out: `gpu[001-004],gpu009`
+    #[arg(long, value_name = "NODES", requires = "hostfile")]
+    pub exclude: Option<String>,
+    /// Also watches the GPUs of the nodes of this Slurm job, over SSH; the run ends with the job
+    #[arg(long, value_name = "ID", conflicts_with_all = ["hostfile", "pid"])]
+    pub slurm_job: Option<u64>,
+    /// Copies the program that watches to nodes where it is missing or differs
+    #[arg(long)]
+    pub push: bool,
+}
+
+impl ProgramNodesArgs {
+    /// Returns the nodes of the hostfile in the form that a launch uses.
+    pub fn nodes(&self) -> NodesArgs {
+        let Self { hostfile, include, exclude, push, .. } = self.clone();
+        NodesArgs { hostfile, include, exclude, push, ..NodesArgs::default() }
+    }
 }
 
 /// `vidtui report`.

@@ -3,6 +3,8 @@
 //! The run has one rank, `tail`, which copies the log of the program into the log of the rank and ends with the program. Everything else
 //! follows from this: metrics, charts, alerts, and a stop that ends the watching alone.
 
+mod program_nodes;
+
 use crate::args::{AttachArgs, NodesArgs};
 use crate::command_error::CommandError;
 use crate::commands::import::source;
@@ -13,6 +15,7 @@ use camino::{Utf8Path, Utf8PathBuf};
 use interop::Tool;
 use other_trainers::steps_total;
 use plan::LaunchPlan;
+use program_nodes::ProgramNodes;
 use recipe::{MOST_STEPS, Recipe, Resolved, literal_word, name_of};
 use rundir::{Attached, Error, ErrorCode, Failure};
 use serde_json::Map;
@@ -54,19 +57,28 @@ pub fn plan_typed(workspace: &Workspace, line: &str) -> Result<LaunchPlan, Comma
 
 fn plan(workspace: &Workspace, args: &AttachArgs) -> Result<LaunchPlan, CommandError> {
     let watched = find(&args.path)?;
-    let (pid, process) = process(args, &watched)?;
+    let nodes = ProgramNodes::of(workspace, args)?;
+    let (pid, process) = match &nodes {
+        Some(nodes) if !nodes.first_is_here(workspace) => match args.pid {
+            Some(pid) => (Some(pid), format!("{pid} on {}; the run ends with it", nodes.first)),
+            None => (None, nodes.end_in_words()),
+        },
+        Some(nodes) if args.nodes.slurm_job.is_some() => (None, nodes.end_in_words()),
+        _ => process(args, &watched)?,
+    };
     let steps = match watched.kind {
         Kind::Log => args.steps.or_else(|| steps_of(&watched.path)),
         Kind::Events(_) => args.steps,
     };
     let attached = Attached { path: watched.path.clone(), pid, steps };
-    let recipe = recipe(args, &watched, &attached)?;
+    let recipe = recipe(args, &watched, &attached, nodes.as_ref())?;
     let resolved = Resolved { table: recipe.to_table(), recipe, origins: BTreeMap::new() };
     let subject = Subject::Recipe(Box::new(resolved), None);
     let options = LaunchOptions {
         subject: &subject,
-        ranks: Some(1),
-        nodes: &NodesArgs::default(),
+        ranks: nodes.is_none().then_some(1),
+        nodes: &NodesArgs { push: args.nodes.push, ..NodesArgs::default() },
+        target: nodes.as_ref().map(|nodes| nodes.target.clone()),
         name: None,
         init: Init::ByStage,
         fitted: None,
@@ -82,9 +94,9 @@ fn plan(workspace: &Workspace, args: &AttachArgs) -> Result<LaunchPlan, CommandE
         ("run".into(), plan.run.id.to_string()),
         ("watches".into(), format!("{what} {}", watched.path)),
         ("process".into(), process),
-        ("steps".into(), steps),
-        ("stop".into(), "ends the watching; the program goes on".into()),
     ];
+    plan.summary.extend(nodes.map(|nodes| ("nodes".into(), nodes.in_words())));
+    plan.summary.extend([("steps".into(), steps), ("stop".into(), "ends the watching; the program goes on".into())]);
     plan.run.attached = Some(attached);
     Ok(plan)
 }
@@ -188,13 +200,23 @@ fn steps_of(log: &Utf8Path) -> Option<u64> {
     steps_total(&bytes)
 }
 
-fn recipe(args: &AttachArgs, watched: &Watched, attached: &Attached) -> Result<Recipe, CommandError> {
+fn recipe(
+    args: &AttachArgs,
+    watched: &Watched,
+    attached: &Attached,
+    nodes: Option<&ProgramNodes>,
+) -> Result<Recipe, CommandError> {
     let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
-    let mut run = match watched.kind {
-        Kind::Log => words(&["tail", "-n", "+1", "-F", &literal_word(watched.path.as_str())]),
-        Kind::Events(_) => words(&["tail", "-f", "/dev/null"]),
+    let mut tail = match watched.kind {
+        Kind::Log => words(&["-n", "+1", "-F", &literal_word(watched.path.as_str())]),
+        Kind::Events(_) => words(&["-f", "/dev/null"]),
     };
-    run.extend(attached.pid.map(|pid| format!("--pid={pid}")));
+    tail.extend(attached.pid.map(|pid| format!("--pid={pid}")));
+    let run = match nodes {
+        Some(nodes) => nodes.command(watched.path.as_str(), tail),
+        None => [words(&["tail"]), tail].concat(),
+    };
+    let world = nodes.map_or(1, |nodes| i64::try_from(nodes.world).unwrap_or(1));
     let mut command = Table::from_iter([("run".to_owned(), Value::from(run))]);
     match watched.kind {
         Kind::Log => {}
@@ -212,6 +234,7 @@ fn recipe(args: &AttachArgs, watched: &Watched, attached: &Attached) -> Result<R
         ("name".to_owned(), Value::from(name)),
         ("trainer".to_owned(), "command".into()),
         ("train".to_owned(), Table::from_iter([("steps".to_owned(), Value::Integer(steps))]).into()),
+        ("mesh".to_owned(), Table::from_iter([("dp_replicate".to_owned(), Value::Integer(world))]).into()),
         ("command".to_owned(), command.into()),
     ]);
     Recipe::from_table(&table).map_err(|error| {

@@ -17,7 +17,10 @@ impl Workspace {
         let recipe = &with_frame_rate(&options.subject.resolved().recipe);
         let stage = options.subject.stage();
         let init = self.weights_of(options)?;
-        let target = self.target(options.ranks, options.nodes, recipe.mesh.world(), recipe.run.spares)?;
+        let target = match &options.target {
+            Some(target) => target.clone(),
+            None => self.target(options.ranks, options.nodes, recipe.mesh.world(), recipe.run.spares)?,
+        };
         let mut context =
             self.context(target, Some(recipe), options.nodes, options.fitted.iter().cloned().collect())?;
         context.options.steps = steps_of_epochs(recipe)?;

@@ -212,7 +212,7 @@ impl Workspace {
     }
 
     /// Adds the address of the first node, which the ranks of several nodes connect to.
-    fn with_address(&self, mut target: Target) -> Result<Target, Failure> {
+    pub fn with_address(&self, mut target: Target) -> Result<Target, Failure> {
         let first = target.nodes.first().and_then(|node| target.logins.iter().find(|login| login.node == node.id));
         if let (Some(first), [_, _, ..]) = (first, &target.nodes[..]) {
             let address = self.connections.ssh(first).address();
