@@ -3,7 +3,7 @@
 
 use crate::charts;
 use crate::layout::Panel;
-use crate::series::Series;
+use crate::series::{Series, Track};
 use crate::text;
 use rundir::{Chart, METRICS, find_metric};
 use std::collections::BTreeSet;
@@ -65,15 +65,18 @@ impl PanelChoice {
 /// its own series.
 pub fn pickable(series: &Series) -> Vec<Panel> {
     let has_values = |metric: &usize| charts::curves(*metric, false).iter().any(|curve| series.has_values(curve.track));
-    let metrics = (0..METRICS.len()).filter(|metric| !has_chart(*metric) && has_values(metric)).map(Panel::Metric);
+    let has_power = !series.nodes().column(Track::of("power")).is_empty();
+    let metrics = (0..METRICS.len()).filter(|metric| !has_chart(*metric, has_power) && has_values(metric));
+    let metrics = metrics.map(Panel::Metric);
     PICKABLE.into_iter().chain(metrics).chain((0..series.names().len()).map(Panel::Named)).collect()
 }
 
 /// Returns whether a chart panel already shows this metric, so that it needs no panel of its own.
-fn has_chart(metric: usize) -> bool {
+fn has_chart(metric: usize, has_power: bool) -> bool {
     let Some(line) = METRICS[metric].line else { return false };
-    let first = line.chart.metrics(true).next();
-    line.chart == Chart::ValidationLoss || first.is_some_and(|first| first.name == METRICS[metric].name)
+    let is_first =
+        |has_power: bool| line.chart.metrics(has_power).next().is_some_and(|first| first.name == METRICS[metric].name);
+    line.chart == Chart::ValidationLoss || is_first(true) || is_first(has_power)
 }
 
 const METRIC: &str = "metric:";

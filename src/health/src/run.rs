@@ -164,6 +164,14 @@ fn first_stop(evidence: &Evidence<'_>) -> String {
     if evidence.state.is_end() { String::new() } else { format!("stop it (vidtui stop {}), then ", evidence.run) }
 }
 
+/// Returns a hint, unless the run only watches a program: vidtui can neither stop nor resume it.
+fn unless_attached(evidence: &Evidence<'_>, fix: impl FnOnce() -> String) -> String {
+    match evidence.facts.is_attached {
+        true => "look at the program: vidtui only watches it".to_owned(),
+        false => fix(),
+    }
+}
+
 /// Returns the logged steps at the end of the newest attempt whose loss or gradient is not finite.
 fn not_finite_lines<'a>(evidence: &'a Evidence<'_>) -> &'a [MetricSample] {
     let lines = lines(evidence);
@@ -247,7 +255,7 @@ fn not_finite(evidence: &Evidence<'_>) -> Option<Finding> {
         1 => format!("the {what} of step {} is not finite", first.step),
         _ => format!("the {what} is not finite since step {}", first.step),
     };
-    let fix = match has_gradient {
+    let fix = unless_attached(evidence, || match has_gradient {
         true => format!(
             "if it does not recover, {}continue with a lower learning rate: {}",
             first_stop(evidence),
@@ -259,7 +267,7 @@ fn not_finite(evidence: &Evidence<'_>) -> Option<Finding> {
             evidence.run,
             evidence.run
         ),
-    };
+    });
     let urgency = if bad > 1 { Urgency::Act } else { Urgency::Look };
     Some(Finding::new(Rule::NotFinite, urgency, Subject::Run, saw, fix).since(first.t))
 }
@@ -296,10 +304,12 @@ fn loss_diverged(evidence: &Evidence<'_>) -> Option<Finding> {
         None => ("STEP".into(), format!(" (vidtui checkpoints {run} lists them)")),
     };
     let check = verify_data(evidence, "").map_or(String::new(), |verify| format!("check the data ({verify}), then "));
-    let fix = format!(
-        "{}{check}continue from a checkpoint before that step{listed}: vidtui resume {run} --step {step}",
-        first_stop(evidence)
-    );
+    let fix = unless_attached(evidence, || {
+        format!(
+            "{}{check}continue from a checkpoint before that step{listed}: vidtui resume {run} --step {step}",
+            first_stop(evidence)
+        )
+    });
     let urgency = if evidence.state.is_end() { Urgency::Look } else { Urgency::Act };
     Some(Finding::new(Rule::LossDiverged, urgency, Subject::Run, saw, fix).since(first.t))
 }
@@ -308,7 +318,9 @@ fn loss_diverged(evidence: &Evidence<'_>) -> Option<Finding> {
 fn loss_spike(evidence: &Evidence<'_>) -> Option<Finding> {
     let lines = lines(evidence);
     let resume = format!("vidtui resume {} --step STEP", evidence.run);
-    let fix = format!("if the loss stays high, {}resume from an earlier checkpoint: {resume}", first_stop(evidence));
+    let fix = unless_attached(evidence, || {
+        format!("if the loss stays high, {}resume from an earlier checkpoint: {resume}", first_stop(evidence))
+    });
     if evidence.spike == 0.0 || loss_diverged(evidence).is_some() {
         return None;
     }

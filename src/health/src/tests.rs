@@ -408,6 +408,10 @@ fn every_rule_has_an_observation_and_advice() {
         case.state = RunState::Stalled { since_s: case.now_s() - 40.0 };
         case.facts.is_attached = true;
     });
+    add("loss not finite, a watched program", &|case| {
+        (case.facts.is_attached, case.facts.is_command) = (true, true);
+        case.metrics[57..].iter_mut().for_each(|line| line.loss = None);
+    });
     add("no steps, but GPU power", &|case| {
         case.facts.load = Load::Power { now_w: 5000.0, before_w: 5200.0 };
         case.facts.last_metric = Some((60, case.now_s() - 45.0));

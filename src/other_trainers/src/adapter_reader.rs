@@ -4,6 +4,7 @@ use crate::bar;
 use crate::formats::{Line, Phrase, Step};
 use crate::lines::Lines;
 use crate::log_event::{LogEvent, ReaderOptions};
+use crate::pace::Pace;
 use crate::table::formats;
 use recipe::OtherTrainer;
 use rundir::MetricSample;
@@ -18,9 +19,9 @@ pub(crate) struct AdapterReader {
     lines: Lines,
     /// The newest step in the log; later lines may repeat it with better numbers.
     pending: Option<PendingStep>,
-    /// The last step that was returned, and when the log reached it.
+    /// The last step that was returned.
     passed_on: u64,
-    passed_on_t: Option<f64>,
+    pace: Pace,
     /// The numbers of the last step that was returned.
     numbers: Option<Numbers>,
     peak_gib: Option<f64>,
@@ -49,7 +50,7 @@ impl AdapterReader {
             lines,
             pending,
             passed_on: start_step,
-            passed_on_t: None,
+            pace: Pace::default(),
             numbers: None,
             peak_gib: None,
             evaluating: false,
@@ -142,8 +143,8 @@ impl AdapterReader {
             return;
         }
         // The first bars show no speed, so it is estimated from the clock.
-        let by_clock = || Some((t - self.passed_on_t?) / (done - self.passed_on) as f64);
-        let step_s = step.step_s.map(|step_s| step_s * self.accumulation as f64).or_else(by_clock);
+        let by_clock = self.pace.take(done, t);
+        let step_s = step.step_s.map(|step_s| step_s * self.accumulation as f64).or(by_clock);
         let finite = |value: Option<f64>| value.filter(|value| value.is_finite());
         let sample = MetricSample {
             attempt: self.attempt,
@@ -159,7 +160,7 @@ impl AdapterReader {
             ..MetricSample::default()
         };
         self.numbers = Some(numbers(step));
-        (self.passed_on, self.passed_on_t) = (done, Some(t));
+        self.passed_on = done;
         self.end_evaluation(events);
         events.push(LogEvent::Metric(Box::new(sample)));
     }

@@ -11,6 +11,7 @@ use crate::found::{self, Found, Kind, find, find_by};
 use crate::lines::Lines;
 use crate::log_event::{LogEvent, ReaderOptions};
 use crate::measured::Values;
+use crate::pace::Pace;
 use crate::parallel;
 use rundir::MetricSample;
 use std::collections::BTreeMap;
@@ -62,11 +63,13 @@ impl Source {
     }
 }
 
-/// What was seen of a bar.
+/// What was seen of a bar, or of lines with a step of several.
 #[derive(Debug, Default)]
 struct BarState {
     first: u64,
     count: u64,
+    /// The steps between the last two lines.
+    stride: u64,
     tail: String,
     /// Whether the program shows new values before it raises the count, as FastVideo and ai-toolkit do. Others raise the count first.
     values_first: bool,
@@ -142,6 +145,7 @@ pub(crate) struct AutoReader {
     /// Whether dictionaries came without bars between them: their order in the log is then not that of the program.
     is_unordered: bool,
     pending: Option<Pending>,
+    pace: Pace,
     /// The newest sample that was returned.
     last: Option<MetricSample>,
     validation_loss: Option<f64>,
@@ -166,6 +170,7 @@ impl AutoReader {
             position: None,
             is_unordered: false,
             pending: None,
+            pace: Pace::default(),
             last: None,
             validation_loss: None,
             evaluating: false,
@@ -261,6 +266,11 @@ impl AutoReader {
                 self.is_unordered |= self.waiting.as_ref().is_some_and(|(before, _)| is_other(before));
                 self.waiting = Some((found, now));
             }
+            (Kind::Text, Some(count)) => {
+                let source = Source::of(&found);
+                let Some((step, _)) = self.count(&source, count, found.total) else { return };
+                self.observe(source, step, found, true, now, events);
+            }
             (_, Some(step)) => self.observe(Source::of(&found), step, found, true, now, events),
             (_, None) => {}
         }
@@ -290,21 +300,23 @@ impl AutoReader {
         self.options.patterns.iter().any(|pattern| pattern.pattern.groups().any(|group| group == name))
     }
 
-    fn take_bar(&mut self, found: Found, count: u64, now: f64, events: &mut Vec<LogEvent>) {
-        let source = Source::of(&found);
+    /// Takes the count of a bar, or of a line with a step of several. Returns the step of the run, and whether the source is new; `None` if there
+    /// are too many sources.
+    fn count(&mut self, source: &Source, count: u64, total: Option<u64>) -> Option<(u64, bool)> {
         let (start_step, steps_total) = (self.options.start_step, self.options.steps_total);
-        let is_first = !self.bars.contains_key(&source);
+        let is_first = !self.bars.contains_key(source);
         // Bars of downloads have the names of their files.
         if is_first && self.bars.len() >= MOST_SOURCES {
             self.bars.retain(|source, state| source.total != Some(state.count));
             if self.bars.len() >= MOST_SOURCES {
-                return;
+                return None;
             }
         }
         let state = self.bars.entry(source.clone()).or_insert_with(|| BarState {
             first: count,
+            count,
             // A run that continues draws a bar of the steps that are left, or within a later epoch the bar of that epoch.
-            offset: source.total.filter(|total| *total > 0).map_or(0, |total| {
+            offset: total.filter(|total| *total > 0 && source.kind == Kind::Bar).map_or(0, |total| {
                 match start_step.checked_add(total) == steps_total {
                     true => start_step,
                     false => start_step / total * total,
@@ -312,20 +324,32 @@ impl AutoReader {
             }),
             ..BarState::default()
         });
-        // A bar that begins again shows the next epoch. Its last drawing may be missing, because tqdm draws at most ten times a second. Ranks
-        // that all draw the bar are only a few steps apart.
-        let begins_again =
-            |total: &u64| !is_first && count < state.count && count <= total / 2 && is_near_end(state.count, *total);
-        if let Some(total) = source.total.filter(begins_again) {
+        // What begins again shows the next epoch. Its last step may be missing, because tqdm draws at most ten times a second, and others print
+        // every so many steps. Ranks that all print are only a few steps apart.
+        let begins_again = |total: &u64| {
+            let is_near_end = is_near_end(state.count, *total) || state.count.saturating_add(state.stride) > *total;
+            count < state.count && count <= total / 2 && is_near_end
+        };
+        if let Some(total) = total.filter(begins_again) {
             state.offset = state.offset.saturating_add(total);
+        } else if count > state.count {
+            state.stride = count - state.count;
         }
+        state.count = count;
+        Some((state.offset.saturating_add(count), is_first))
+    }
+
+    fn take_bar(&mut self, found: Found, count: u64, now: f64, events: &mut Vec<LogEvent>) {
+        let source = Source::of(&found);
+        let Some((counted, is_first)) = self.count(&source, count, source.total) else { return };
+        let Some(state) = self.bars.get_mut(&source) else { return };
         let is_redrawn = state.tail != found.tail;
         if is_redrawn && state.tail.is_empty() && !is_first {
             state.values_first = count == state.first;
         }
         let ahead = u64::from(is_redrawn && state.values_first);
-        let step = state.offset.saturating_add(count).saturating_add(ahead);
-        (state.count, state.tail) = (count, found.tail.clone());
+        let step = counted.saturating_add(ahead);
+        state.tail.clone_from(&found.tail);
         if found.values.loss.is_some() {
             return self.observe(source, step, found, is_redrawn || is_first, now, events);
         }
@@ -434,7 +458,10 @@ impl AutoReader {
                 pending.values.merge(values);
                 pending.is_fresh |= is_fresh;
             }
-            Some(pending) if step < pending.step => {}
+            // The first drawings of a bar may show a lower count.
+            Some(pending) if step < pending.step && source.kind == Kind::Bar => {}
+            // Steps that begin again: a later line with the pending step would not belong to it.
+            Some(pending) if step < pending.step => self.pass_on(events),
             _ => {
                 if is_main || source.kind == Kind::DeepSpeed {
                     self.pass_on(events);
@@ -503,10 +530,9 @@ impl AutoReader {
             ..MetricSample::default()
         };
         values.write_to(&mut sample);
-        if sample.step_s == 0.0
-            && let Some(last) = &self.last
-        {
-            sample.step_s = (t - last.t).max(0.0) / (step - last.step) as f64;
+        let by_clock = self.pace.take(step, t);
+        if sample.step_s == 0.0 {
+            sample.step_s = by_clock.unwrap_or(0.0);
         }
         if std::mem::take(&mut self.evaluating) {
             events.push(LogEvent::EvaluationEnded);

@@ -162,6 +162,11 @@ impl Contents {
         metadata.path.parent()
     }
 
+    /// Returns the folder with the files of the checkpoint.
+    pub fn folder(&self) -> &Utf8Path {
+        &self.root
+    }
+
     /// Returns the folder that contains the checkpoint.
     pub fn folder_around(&self) -> &Utf8Path {
         if self.is_file { &self.root } else { self.root.parent().unwrap_or(&self.root) }

@@ -56,6 +56,8 @@ pub(crate) struct Found {
     pub step: Option<u64>,
     /// The last step, if the line has it.
     pub total: Option<u64>,
+    /// Whether the step is counted from the begin of an epoch.
+    pub is_of_epoch: bool,
     pub values: Values,
     /// The fields of a bar as text, which show whether it was redrawn with new values.
     pub tail: String,
@@ -154,7 +156,7 @@ pub(crate) fn find_by(patterns: &[LogPattern], line: &str) -> Option<Found> {
         values.add(&of_group, Meaning { has_epochs: true, ..Meaning::default() });
     }
     let (name, tail) = (String::new(), String::new());
-    Some(Found { kind: Kind::Pattern, name, step, total: None, values, tail, is_validation: false })
+    Some(Found { kind: Kind::Pattern, name, step, total: None, is_of_epoch: false, values, tail, is_validation: false })
 }
 
 /// The names whose values tell training from validation. The name of a run or a node may be `test`, too.
@@ -213,12 +215,15 @@ pub(crate) fn of_bar(bar: &Bar<'_>) -> Option<Found> {
     let total = bar.total.filter(|_| global.is_none());
     // The number of the epoch is no part of the name: `Epoch 3`, `Epoch 3/10`.
     let is_number = |word: &str| word.bytes().all(|byte| byte.is_ascii_digit() || byte == b'/');
-    let name = name.rsplit_once(' ').filter(|(_, last)| is_number(last)).map_or(name, |(name, _)| name).to_owned();
+    let numbered = name.rsplit_once(' ').filter(|(_, last)| is_number(last));
+    let is_of_epoch = numbered.is_some_and(|(name, _)| name.to_ascii_lowercase().ends_with("epoch"));
+    let name = numbered.map_or(name, |(name, _)| name).to_owned();
     Some(Found {
         kind: Kind::Bar,
         name,
         step: Some(step),
         total,
+        is_of_epoch,
         values,
         tail: bar.tail.to_owned(),
         is_validation: false,
@@ -232,8 +237,8 @@ fn of_object(line: &str) -> Option<Found> {
     }
     let open = line.find("{\"").into_iter().chain(line.find("{'")).min()?;
     let (before, object) = line.split_at(open);
-    let (kind, mut found, is_marked) = match serde_json::from_str::<serde_json::Map<String, Value>>(object) {
-        Ok(map) => {
+    let (kind, mut found, is_marked) = match json_map(object) {
+        Some(map) => {
             let mut list = Vec::new();
             flatten("", &map, 0, &mut list);
             // `"split": "val"`.
@@ -242,7 +247,7 @@ fn of_object(line: &str) -> Option<Found> {
             });
             (Kind::Json, list, is_marked)
         }
-        Err(_) => {
+        None => {
             let (list, is_marked) = entries(object)?;
             (Kind::Dict, list, is_marked)
         }
@@ -267,10 +272,31 @@ fn of_object(line: &str) -> Option<Found> {
         name: String::new(),
         step: step.and_then(Field::count),
         total: None,
+        is_of_epoch: false,
         values,
         tail: String::new(),
         is_validation,
     })
+}
+
+/// Reads an object of JSON. Python writes `NaN` and `Infinity`, which JSON does not have: they are read as null.
+fn json_map(object: &str) -> Option<serde_json::Map<String, Value>> {
+    if let Ok(map) = serde_json::from_str(object) {
+        return Some(map);
+    }
+    let mut json = String::with_capacity(object.len());
+    // The parts at even places are outside of strings.
+    for (at, part) in object.split('"').enumerate() {
+        if at > 0 {
+            json.push('"');
+        }
+        if at % 2 == 0 {
+            json += &part.replace("-Infinity", "null").replace("Infinity", "null").replace("NaN", "null");
+        } else {
+            json += part;
+        }
+    }
+    serde_json::from_str(&json).ok()
 }
 
 /// The depth to which the objects of a JSON line are read.
@@ -391,5 +417,15 @@ fn of_text(line: &str, ranks: usize) -> Option<Found> {
     let measured = found.iter().filter(|field| *field != step && !is_step_name(&field.name)).filter(is_value);
     measured.for_each(|field| values.add(field, meaning));
     let (name, total, tail) = (step.last().to_owned(), step.of, String::new());
-    (!values.is_empty()).then(|| Found { kind, name, step: step.count(), total, values, tail, is_validation })
+    let is_of_epoch = total.is_some() && has("epoch");
+    (!values.is_empty()).then(|| Found {
+        kind,
+        name,
+        step: step.count(),
+        total,
+        is_of_epoch,
+        values,
+        tail,
+        is_validation,
+    })
 }

@@ -18,6 +18,7 @@ mod lines;
 mod log_event;
 mod measured;
 mod open_sora;
+mod pace;
 mod parallel;
 mod presets;
 mod reader;

@@ -60,6 +60,15 @@ const NAMES: [(&str, &[&str]); 9] = [
             "memory",
             "mem",
             "max_mem",
+            "mem_gib",
+            "mem_gb",
+            "mem_mib",
+            "mem_mb",
+            "memory_gib",
+            "memory_gb",
+            "memory_mib",
+            "memory_mb",
+            "mem_peak_gib",
             "peak_mem",
             "gpu_mem",
             "max_memory",
@@ -132,7 +141,7 @@ impl Values {
             _ if NOT_MEASURED.contains(&name) => {}
             // The first name of the line counts: `loss=0.5, avr_loss=0.4`.
             (Some("loss"), _) if field.unit.is_empty() => self.loss = self.loss.or(Some(field.value)),
-            (Some("mem"), _) => match gib(&field.unit) {
+            (Some("mem"), _) => match gib(unit_of_memory(field)) {
                 Some(gib) => self.set(Name::Memory, field.value * gib),
                 None => self.keep(field),
             },
@@ -264,6 +273,12 @@ fn time_s(unit: &str) -> Option<f64> {
         "us" => 1e-6,
         _ => return None,
     })
+}
+
+/// Returns the unit of a value of memory: the one after it, or the one in its name, as in `mem_gib`.
+fn unit_of_memory(field: &Field) -> &str {
+    let in_name = field.name.rsplit('_').next().unwrap_or_default();
+    if field.unit.is_empty() { in_name } else { &field.unit }
 }
 
 /// Returns the GiB of a unit of memory. Programs that print `GB` divide by 1024³ too.

@@ -17,7 +17,8 @@ pub fn steps_total(log: &[u8]) -> Option<u64> {
     let last = with_loss.or(found.last())?;
     let same: Vec<&Found> = found.iter().filter(|other| (other.kind, &other.name) == (last.kind, &last.name)).collect();
     let goes_on = same.is_sorted_by_key(|found| found.step) && same.iter().all(|found| found.total == last.total);
-    last.total.filter(|_| goes_on)
+    // `Epoch 2: 5/20` and `Epoch [2/3], Step [5/20]` count the steps of an epoch.
+    last.total.filter(|_| goes_on && !last.is_of_epoch)
 }
 
 #[cfg(test)]
@@ -34,6 +35,9 @@ mod tests {
         assert_eq!(steps_total(log(&[(29, 30), (30, 30), (1, 30)]).as_bytes()), None);
         assert_eq!(steps_total(log(&[(1, 30), (2, 40)]).as_bytes()), None);
         assert_eq!(steps_total(b"step 10 loss 0.5\n"), None);
+        assert_eq!(steps_total(b"Step [10/100], Loss: 0.5\n"), Some(100));
+        assert_eq!(steps_total(b"Epoch [1/3], Step [10/100], Loss: 0.5\n"), None);
+        assert_eq!(steps_total(log(&[(1, 30), (2, 30)]).replace("Steps", "Epoch 0").as_bytes()), None);
         let with_evaluation = format!("{}Validation: 100%|#| 4/4 [00:01<00:00, 1.20s/it]\n", log(&[(1, 30), (2, 30)]));
         assert_eq!(steps_total(with_evaluation.as_bytes()), Some(30));
     }

@@ -82,7 +82,7 @@ exec {command} \\
         term = if commands.is_empty() {
             "# SIGTERM to that process stops every rank; training saves a checkpoint first."
         } else {
-            "# SIGTERM to that process is forwarded to the command, which decides whether to save a checkpoint."
+            "# SIGTERM to that process is forwarded to the command, which may save a checkpoint before it ends."
         },
         secret = secrets.map_or(String::new(), |path| {
             format!(

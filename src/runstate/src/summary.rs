@@ -69,10 +69,12 @@ impl RunSummary {
             _ => step,
         };
         let working = matches!(state, RunState::Running | RunState::Saving);
-        let left = facts.steps_total.saturating_sub(step) as f64;
+        // The total of a watched program is read from its log, or guessed by the user. A passed one was that of an epoch, or wrong.
+        let steps_total = if facts.is_attached && step > facts.steps_total { 0 } else { facts.steps_total };
+        let left = steps_total.saturating_sub(step) as f64;
         let eta_s = match item_rate(recent) {
             Some(per_s) => working.then_some(left / per_s),
-            None => median_step_s(recent).filter(|_| working && facts.steps_total > 0).map(|s| s * left),
+            None => median_step_s(recent).filter(|_| working && steps_total > 0).map(|s| s * left),
         };
         let checkpoint = other_trainers::latest(&dir);
         let of_it = |exit: &&ExitFile| facts.attempt.as_ref().is_some_and(|attempt| attempt.number == exit.attempt);
@@ -84,7 +86,7 @@ impl RunSummary {
             attempt: facts.attempt.clone(),
             state,
             step,
-            steps_total: facts.steps_total,
+            steps_total,
             last,
             skipped_steps: facts.skipped_steps(),
             with_loss: facts.newest.with_loss.clone(),

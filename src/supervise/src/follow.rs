@@ -93,6 +93,7 @@ struct LogWriter {
     /// The run that saved the checkpoint from which the attempt continues.
     origin: RunId,
     attempt: u32,
+    is_attached: bool,
     start_step: u64,
     world: usize,
     log: GrowingLog,
@@ -124,6 +125,7 @@ impl LogWriter {
                 _ => job.id.clone(),
             },
             attempt,
+            is_attached: job.meta.attached.is_some(),
             start_step,
             world: job.attempt.placement.world(),
             log: GrowingLog::new(job.run.rank_log(&job.node, attempt, 0)),
@@ -220,7 +222,8 @@ impl LogWriter {
                 LogEvent::Recognized { format, metrics } => self.event(EventKind::LogRecognized { format, metrics }),
                 LogEvent::NotRecognized { lines, is_unordered } => {
                     self.start();
-                    self.event(EventKind::LogNotRecognized { why: no_steps(lines, is_unordered) });
+                    let why = no_steps(lines, is_unordered, self.is_attached);
+                    self.event(EventKind::LogNotRecognized { why });
                 }
                 LogEvent::EvaluationStarted => self.event(EventKind::EvaluationStarted),
                 LogEvent::EvaluationEnded => self.event(EventKind::EvaluationEnded),
@@ -282,17 +285,18 @@ impl LogWriter {
 }
 
 /// Returns why no steps were recognized, and what to do.
-fn no_steps(lines: u64, is_unordered: bool) -> String {
+fn no_steps(lines: u64, is_unordered: bool, is_attached: bool) -> String {
     if is_unordered {
         return "its dictionaries have no step, and the progress bar is not drawn between them; enable the progress bar of the program \
             (disable_tqdm = False)"
             .into();
     }
-    format!(
-        "none of the first {} has a step and a loss in a form that is known; describe its lines in [[command.patterns]], and try them with \
-         vidtui check RECIPE --log FILE",
-        units::counted(lines as usize, "line")
-    )
+    let describe = match is_attached {
+        true => "describe its lines, and attach again: vidtui attach LOG --pattern REGEX",
+        false => "describe its lines in [[command.patterns]], and try them with vidtui check RECIPE --log FILE",
+    };
+    let lines = units::counted(lines as usize, "line");
+    format!("none of the first {lines} has a step and a loss in a form that is known; {describe}")
 }
 
 /// The bytes of a log that grows.

@@ -35,7 +35,11 @@ pub fn settings(run: &Run, last: Option<&Attempt>) -> Vec<(String, String)> {
     match &run.imported {
         Some(imported) if !imported.config.is_empty() => imported.config.clone().into_iter().collect(),
         _ => {
-            shown_settings(&newest_recipe(run, last)).into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
+            let settings = shown_settings(&newest_recipe(run, last)).into_iter();
+            // The steps of a watched program may be unknown: the recipe then has the largest number that is valid.
+            let is_known =
+                |key: &str| key != "train.steps" || run.attached.as_ref().is_none_or(|it| it.steps.is_some());
+            settings.filter(|(key, _)| is_known(key)).map(|(key, value)| (key.to_owned(), value)).collect()
         }
     }
 }

@@ -271,7 +271,7 @@ impl Demo {
         text += &format!("training  {}, samples of the same prompt over steps\n", relative(&last.dir.join("samples")));
         text += &format!("another   target/release/vidtui sample {} --prompt \"{PROMPT}\" --seed 7\n", last.run);
         text + "The model is small and trained for minutes on one clip: expect a soft copy of it.\n\
-                Open the console with `cargo run --release`; `v` on a run shows its samples."
+                Open the console with `cargo run --release`; `Enter` and `v` on a run show its samples."
     }
 }
 

@@ -201,7 +201,8 @@ impl Page<'_> {
 
     fn runs(&mut self, verb: RunVerb, runs: &[(RunId, Result<RunPlan, Failure>)]) {
         let theme = self.model.theme;
-        if verb == RunVerb::Kill && runs.iter().any(|(_, plan)| plan.is_ok()) {
+        let is_watched = |run: &RunId| self.model.row(run).is_some_and(|row| row.is_attached);
+        if verb == RunVerb::Kill && runs.iter().any(|(run, plan)| plan.is_ok() && !is_watched(run)) {
             let text = "The processes get 10 s to save, then they are killed. To save first, cancel and stop the runs.";
             self.text(text, 0, theme.warn);
             self.blank();

@@ -65,6 +65,9 @@ impl KillDialog {
         let stop = model.key_name(Action::Stop);
         let task = row.map_or(Task::Train, |row| row.task);
         let instead = match &self.plan.job {
+            _ if row.is_some_and(|row| row.is_attached) => {
+                "This ends the watching alone. The program goes on.".to_owned()
+            }
             Some(job) if job.is_waiting => {
                 "The job is pending and runs no process. Checkpoints are kept; the run can be resumed later.".into()
             }

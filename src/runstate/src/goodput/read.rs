@@ -46,8 +46,11 @@ impl GoodputReader {
         self.marks.extend(events.into_iter().filter(|event| is_mark(&event.kind)));
         // A running run, and one in an unknown state, counts until its last line: it is within a step, and the clock of
         // this machine may differ from those of the nodes.
-        let is_over = state.is_end() || matches!(state, RunState::Running | RunState::Unknown);
         let numbers = self.dir.attempt_numbers()?;
+        let has_steps = numbers.iter().any(|number| !steps.of(*number).is_empty());
+        let is_stepless = self.is_stepless[usize::from(has_steps)];
+        let ends_with_lines = matches!(state, RunState::Running | RunState::Unknown) && !is_stepless;
+        let is_over = state.is_end() || ends_with_lines;
         let mut attempts = Vec::new();
         for number in &numbers {
             if let Some(known) = self.ended.get(number) {
@@ -64,8 +67,6 @@ impl GoodputReader {
             }
             attempts.push(times);
         }
-        let has_steps = numbers.iter().any(|number| !steps.of(*number).is_empty());
-        let is_stepless = self.is_stepless[usize::from(has_steps)];
         let record = Record { attempts: &attempts, steps, events: &self.marks, is_stepless, is_over };
         Ok((!attempts.is_empty()).then(|| goodput(&record, now_s)))
     }

@@ -86,6 +86,14 @@ impl EventFiles {
 
     fn take(&mut self, log: &Log) -> Vec<MetricSample> {
         let mut samples: VecDeque<_> = map_metrics(log).samples.into();
+        // The times of the files are exact. A program may log its own time of a step.
+        let mut before: Option<(u64, f64)> = None;
+        for sample in &mut samples {
+            if let (Some((step, t)), true) = (before, sample.step_s == 0.0) {
+                sample.step_s = (sample.t - t).max(0.0) / sample.step.saturating_sub(step).max(1) as f64;
+            }
+            before = Some((sample.step, sample.t));
+        }
         samples.retain(|sample| sample.step > self.passed_on);
         samples.iter_mut().for_each(|sample| sample.attempt = self.attempt);
         self.held = samples.pop_back();
@@ -146,7 +154,8 @@ mod tests {
         let mut files = files(folder);
         let look = |files: &mut EventFiles| {
             files.next = Instant::now();
-            files.look().into_iter().map(|sample| (sample.attempt, sample.step, sample.loss)).collect::<Vec<_>>()
+            let shown = |sample: MetricSample| (sample.attempt, sample.step, sample.loss, sample.step_s);
+            files.look().into_iter().map(shown).collect::<Vec<_>>()
         };
         assert_eq!(look(&mut files), []);
         let mut writer = EventWriter::create(folder, 1000.0, "node").unwrap();
@@ -155,8 +164,8 @@ mod tests {
             writer.flush().unwrap();
         };
         [10, 11, 12].into_iter().for_each(&mut write);
-        assert_eq!(look(&mut files), [(3, 11, Some(11.0))]);
-        assert_eq!(look(&mut files), [(3, 12, Some(12.0))]);
+        assert_eq!(look(&mut files), [(3, 11, Some(11.0), 1.0)]);
+        assert_eq!(look(&mut files), [(3, 12, Some(12.0), 1.0)]);
         assert_eq!(look(&mut files), []);
         write(14);
         let ended: Vec<u64> = files.end().iter().map(|sample| sample.step).collect();

@@ -36,8 +36,11 @@ pub struct AttachArgs {
     #[command(flatten)]
     pub nodes: ProgramNodesArgs,
     /// All steps of the program [default: those that its progress bar shows]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub steps: Option<u64>,
+    /// Reads lines of the log by this regular expression with named groups, such as `it (?<step>\d+) .* l=(?<loss>\S+)` (repeatable)
+    #[arg(long, value_name = "REGEX")]
+    pub pattern: Vec<String>,
     /// Name of the run, a part of its id [default: that of the log]
     #[arg(long)]
     pub name: Option<String>,

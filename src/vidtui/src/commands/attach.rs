@@ -223,6 +223,10 @@ fn recipe(
         Kind::Events(Tool::TensorBoard) => drop(command.insert("tensorboard".into(), watched.path.as_str().into())),
         Kind::Events(Tool::Wandb) => drop(command.insert("wandb".into(), watched.path.as_str().into())),
     }
+    if !args.pattern.is_empty() {
+        let patterns = args.pattern.iter().map(|text| Table::from_iter([("match".to_owned(), text.as_str().into())]));
+        command.insert("patterns".into(), Value::Array(patterns.map(Value::Table).collect()));
+    }
     let own = match watched.kind {
         Kind::Log => watched.path.file_stem(),
         Kind::Events(_) => watched.path.file_name(),

@@ -33,7 +33,9 @@ pub fn kill(workspace: &Workspace, args: &KillArgs) -> Result<(), CommandError> 
     }
     if !yes {
         note!("{}", run_in_words(&plan).trim_end());
-        let question = match plan.dir.read_run()?.task() {
+        let run = plan.dir.read_run()?;
+        let question = match run.task() {
+            _ if run.attached.is_some() => "The run is no longer watched; the program goes on. Kill?",
             Task::Train => "Steps since the last checkpoint are lost. Kill?",
             Task::Encode => "Clips and captions that are stored are kept. Kill?",
             Task::Sample => "Finished videos are kept. Kill?",

@@ -64,6 +64,9 @@ pub fn facts(summary: &RunSummary, findings: &[Finding], goodput: Option<&Goodpu
         facts.push(("weights", format!("step {} of {}", parent.step, parent.run)));
     }
     let mut progress = match summary.progress() {
+        Progress::Unknown { .. } if run.attached.is_some() => {
+            "unknown: no steps are read from the log (see vidtui attach --pattern)".into()
+        }
         Progress::Unknown { .. } => {
             "unknown: no steps are read from the log of the command (see command.adapter)".into()
         }

@@ -116,7 +116,17 @@ impl Workspace {
     pub fn stacks(&self, dir: &RunDir) -> Result<CollectedStacks, Failure> {
         let run = dir.read_run()?;
         run.refuse_if_imported(format!("cannot collect the stacks of {}", run.id))?;
-        run.refuse_if_attached(format!("cannot collect the stacks of {}", run.id))?;
+        if let Some(attached) = &run.attached {
+            return Err(Failure::new(
+                ErrorCode::RunAttached,
+                format!("cannot collect the stacks of {}", run.id),
+                "the run watches a program, whose processes are not its own",
+                match attached.pid {
+                    Some(pid) => format!("for a program in Python: py-spy dump --pid {pid}"),
+                    None => "for a program in Python: py-spy dump --pid PID".to_owned(),
+                },
+            ));
+        }
         let run = run.id;
         let attempt = dir.latest_attempt()?;
         let mut files = Vec::new();
