@@ -3,7 +3,7 @@
 use crate::real_trainer::trainer;
 use crate::test_site::{Finish, TestSite, error_code};
 use camino::{Utf8Path, Utf8PathBuf};
-use rundir::SampleSidecar;
+use rundir::{RunDir, SampleSidecar};
 use std::fs;
 use std::os::unix::fs::symlink;
 
@@ -269,4 +269,31 @@ fn a_diffusers_folder_is_converted_once_and_sampled() {
     // A run samples with the recipe and the encoders of the run.
     let (third, _) = sample("./model/transformer");
     assert!(third == video);
+}
+
+#[test]
+fn each_checkpoint_of_a_run_gets_samples_that_belong_to_the_run() {
+    let Some(trainer) = trainer() else {
+        eprintln!("skipped: no vidtui-train beside vidtui; `cargo xtask test` builds it");
+        return;
+    };
+    let site = TestSite::new().with("VIDTUI_TRAIN", trainer.as_str());
+    model(&site, "model", &[]);
+    site.write_tensor("data/tiny.latent.safetensors", "latent", &[3, 4, 4, 4]);
+    site.write_tensor("data/tiny.text.safetensors", "text", &[6, 24]);
+    let line = r#"{"vid_emb": "tiny.latent.safetensors", "text_chunk_emb": ["tiny.text.safetensors"]}"#;
+    site.write("data/tiny.jsonl", &format!("{line}\n{line}\n"));
+    let prompts = PROMPTS.replace("every = 2", "steps = 2\nheight = 32\nwidth = 32\nframes = 9");
+    site.write("configs/small/prompts.toml", &prompts);
+    let sets = ["train.steps=4", "checkpoint.interval=2", "checkpoint.keep_last=0"].map(|set| ["--set", set]).concat();
+    let run = site.succeeds(&[&["launch", "configs/small/prompts.toml"], &sets[..]].concat());
+    let run = RunDir::new(site.root.join("runs").join(run.trim()));
+    // It ends with the run, and the second time there is nothing to do.
+    let printed = site.succeeds(&["sample", "prompts", "--follow"]);
+    assert_eq!(site.succeeds(&["sample", "prompts", "--follow"]), "");
+    let samples = run.list_samples().unwrap();
+    let made: Vec<_> = samples.iter().map(|sample| (sample.step, sample.index, sample.prompt.as_str())).collect();
+    assert_eq!(made, [(2, 0, "a rabbit"), (4, 0, "a rabbit")]);
+    let videos = samples.iter().map(|sample| run.sample_video(sample.step, sample.index));
+    assert_eq!(printed.lines().map(Utf8PathBuf::from).collect::<Vec<_>>(), videos.collect::<Vec<_>>());
 }

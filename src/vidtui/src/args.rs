@@ -312,7 +312,7 @@ impl Command {
 }
 
 /// Machine-readable output.
-#[derive(Debug, Default, Arguments)]
+#[derive(Clone, Debug, Default, Arguments)]
 pub struct JsonArgs {
     /// Prints one JSON document. Failures are JSON too
     #[arg(long)]

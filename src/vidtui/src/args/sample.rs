@@ -5,7 +5,7 @@ use camino::Utf8PathBuf;
 use clap::Args as Arguments;
 
 /// `vidtui sample`.
-#[derive(Debug, Default, Arguments)]
+#[derive(Debug, Clone, Default, Arguments)]
 pub struct SampleArgs {
     /// A run, whose newest checkpoint is used, a checkpoint, a diffusers folder, or a model that `vidtui fetch` downloaded
     #[arg(value_name = "RUN|CHECKPOINT|WEIGHTS")]
@@ -93,6 +93,10 @@ pub struct SampleArgs {
         "encoders", "local", "hostfile", "slurm", "include", "exclude", "push", "waive", "name", "dry_run", "no_wait",
     ])]
     pub now: bool,
+    /// Samples every checkpoint of a training run that has no samples, and each new one until the run has ended; the videos become samples of
+    /// the run. On another machine or other GPUs, training does not wait for them [default prompts: sample.prompts of the run]
+    #[arg(long, conflicts_with_all = ["now", "out", "force", "dry_run", "no_wait"])]
+    pub follow: bool,
     /// Shows the plan and starts nothing
     #[arg(long)]
     pub dry_run: bool,

@@ -1,6 +1,7 @@
 //! `vidtui sample`: samples videos from the weights of a run, a checkpoint or another model.
 
 mod adapters;
+mod follow;
 mod prompt_files;
 mod weights;
 
@@ -24,8 +25,25 @@ pub fn run(workspace: &Workspace, args: &SampleArgs) -> Result<(), CommandError>
     if args.now {
         return now(workspace, args);
     }
-    let mut weights = SampledWeights::find(workspace, &args.from)?;
+    if args.follow {
+        return follow::run(workspace, args);
+    }
+    let weights = SampledWeights::find(workspace, &args.from)?;
     report_latest(&args.from, &weights.source.location.path, args.output.json);
+    let Some((plan, dir)) = start(workspace, args, weights)? else { return Ok(()) };
+    if args.no_wait {
+        return super::launch::report(&plan, args.output.json, serde_json::Map::new());
+    }
+    waiting::until_finished(workspace, &dir)?;
+    report(&dir, args.output.json)
+}
+
+/// Starts a run that samples. With `--dry-run`, prints its plan and returns `None`.
+fn start(
+    workspace: &Workspace,
+    args: &SampleArgs,
+    mut weights: SampledWeights,
+) -> Result<Option<(LaunchPlan, RunDir)>, CommandError> {
     let (recipe, warnings) = prepare(workspace, args, &weights)?;
     refuse_existing(&recipe, args)?;
     for warning in warnings {
@@ -34,9 +52,11 @@ pub fn run(workspace: &Workspace, args: &SampleArgs) -> Result<(), CommandError>
     if let Some(plan) = weights.conversion.as_ref().filter(|_| args.dry_run) {
         note!("the weights are converted first:");
         if args.output.json {
-            return output::json(&serde_json::json!({ "conversion": super::convert::document(plan, None) }));
+            output::json(&serde_json::json!({ "conversion": super::convert::document(plan, None) }))?;
+        } else {
+            output::text(&output::facts(&crate::workspace::conversions::facts(plan)))?;
         }
-        return output::text(&output::facts(&crate::workspace::conversions::facts(plan)));
+        return Ok(None);
     }
     if weights.conversion.is_some() && is_this_machine(workspace, args) {
         // The checks of the launch find a missing ffmpeg only after the conversion.
@@ -45,7 +65,8 @@ pub fn run(workspace: &Workspace, args: &SampleArgs) -> Result<(), CommandError>
     weights.convert()?;
     let plan = plan(workspace, args, recipe, &weights)?;
     if args.dry_run {
-        return super::launch::show(&plan, args.output.json);
+        super::launch::show(&plan, args.output.json)?;
+        return Ok(None);
     }
     for warning in &plan.warnings {
         note!("warning: {warning}");
@@ -54,11 +75,7 @@ pub fn run(workspace: &Workspace, args: &SampleArgs) -> Result<(), CommandError>
     claim(workspace, &folder, &plan.run.id, args)?;
     let launched = workspace.launch(&plan, &|step| note!("{step}"));
     let dir = launched.inspect_err(|_| folder.release(&plan.run.id))?;
-    if args.no_wait {
-        return super::launch::report(&plan, args.output.json, serde_json::Map::new());
-    }
-    waiting::until_finished(workspace, &dir)?;
-    report(&dir, args.output.json)
+    Ok(Some((plan, dir)))
 }
 
 /// Refuses to replace files in the folder of `--out`.
