@@ -155,6 +155,8 @@ pub struct NodeSummary {
     pub gpu_mem_used_mib: Option<u64>,
     /// Total GPU memory.
     pub gpu_mem_total_mib: Option<u64>,
+    /// Whether its GPUs use the memory of the node and report none of their own.
+    pub shares_memory: bool,
     /// Temperature of the hottest GPU.
     pub temp_c_max: Option<f64>,
     /// Mean SM clock.
@@ -654,16 +656,18 @@ impl NodeSummary {
             util_pct_mean: mean(&numbers(|gpu| &gpu.util_pct)),
             gpu_mem_used_mib: sum(|gpu| &gpu.mem_used_mib),
             gpu_mem_total_mib: sum(|gpu| &gpu.mem_total_mib),
+            shares_memory: !gpus.is_empty() && gpus.iter().all(GpuSample::shares_memory),
             temp_c_max: numbers(|gpu| &gpu.temp_c).into_iter().reduce(f64::max),
             sm_clock_mhz_mean: mean(&numbers(|gpu| &gpu.sm_clock_mhz)),
             ..Self::default()
         }
     }
 
-    /// Returns memory in use and total memory: of the GPUs, or of the node if it has none.
+    /// Returns memory in use and total memory: of the GPUs, or of the node if it has none or they use its memory.
     fn memory_mib(&self) -> Option<(u64, u64)> {
         match self.gpus {
             0 => self.mem_used_mib.zip(self.mem_total_mib),
+            _ if self.shares_memory => self.mem_used_mib.zip(self.mem_total_mib),
             _ => self.gpu_mem_used_mib.zip(self.gpu_mem_total_mib),
         }
     }

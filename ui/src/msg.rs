@@ -14,8 +14,8 @@ use plan::{LaunchPlan, NodeProcesses, RunKill};
 use ratatui_core::buffer::Buffer;
 use recipe::{Length, Task};
 use rundir::{
-    AlertState, Attempt, CheckpointEntry, EncodeStages, Event, Failure, ItemCounts, Lineage, MetricSample, NodePoint,
-    NodeSample, RunId, SampleFolder, SamplingProgress, StartFrom,
+    AlertState, Attempt, CheckpointEntry, EncodeStages, Event, Failure, GpuUsage, ItemCounts, Lineage, MetricSample,
+    NodePoint, NodeSample, RunId, SampleFolder, SamplingProgress, StartFrom,
 };
 use runstate::{EncodeStageProgress, Epochs, Goodput, Progress, RunState};
 use serde::{Deserialize, Serialize};
@@ -338,6 +338,8 @@ pub enum RunMsg {
     State(Box<RunStatus>),
     /// How the wall time was spent; sent every few seconds if the run trains.
     Goodput(Goodput),
+    /// The GPU time and the energy of the run so far; sent when they change.
+    Usage(GpuUsage),
     /// All checkpoints, ascending; replaces the list.
     Checkpoints(Vec<CheckpointEntry>),
     /// All complete samples, by step and prompt; replaces the list.

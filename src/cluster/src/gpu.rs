@@ -241,6 +241,11 @@ impl GpuSample {
         failed.next().filter(|_| !has_value && failed.next().is_some())
     }
 
+    /// Returns whether the GPU has no memory of its own, but uses that of the node (GB10, GH200 in some modes): it reports none.
+    pub fn shares_memory(&self) -> bool {
+        !self.mig && matches!(self.mem_total_mib.absent(), Some(Absent::NotAvailable | Absent::NotSupported))
+    }
+
     /// Returns why the readings that change with the load are absent; `None` for those that are not.
     fn live(&self) -> [Option<&Absent>; 4] {
         [&self.power_w, &self.util_pct, &self.temp_c, &self.sm_clock_mhz].map(Reading::absent)

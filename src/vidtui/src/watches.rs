@@ -249,6 +249,9 @@ impl Stream {
                 // The goodput is computed from the steps, so read them first.
                 if let Some(now) = sent.as_ref().and_then(|status| goodput.poll(&dir, &status.row.state)) {
                     send(RunMsg::Goodput(now))?;
+                    if let Some(usage) = dir.gpu_usage() {
+                        send(RunMsg::Usage(usage))?;
+                    }
                 }
                 let new = events.poll(&dir);
                 let eventful = !new.is_empty();

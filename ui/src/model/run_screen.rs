@@ -10,8 +10,7 @@ use crate::series::XAxis;
 use crate::series::{Axis, Marks, Series};
 use cluster::RankPlace;
 use recipe::Task;
-use rundir::Chart;
-use rundir::{CheckpointEntry, Event, Failure, RunId};
+use rundir::{Chart, CheckpointEntry, Event, Failure, GpuUsage, RunId};
 use runstate::Goodput;
 use std::collections::VecDeque;
 
@@ -32,6 +31,8 @@ pub struct RunScreen {
     pub series: Series,
     /// How the wall time was spent; `None` while it loads, and for runs that do not train.
     pub goodput: Option<Goodput>,
+    /// The GPU time and the energy of the run; `None` while they load, and for runs without GPUs.
+    pub usage: Option<GpuUsage>,
     /// The newest events, oldest first.
     pub events: VecDeque<Event>,
     /// The moments that the charts mark, of the whole run.
@@ -78,6 +79,7 @@ impl RunScreen {
             status: None,
             series: Series::default(),
             goodput: None,
+            usage: None,
             events: VecDeque::new(),
             marks: Marks::default(),
             checkpoints: None,
@@ -101,7 +103,7 @@ impl RunScreen {
                 self.series = Series::default();
                 self.events.clear();
                 self.marks = Marks::default();
-                self.goodput = None;
+                (self.goodput, self.usage) = (None, None);
                 self.checkpoints = None;
                 self.lost = None;
             }
@@ -123,6 +125,7 @@ impl RunScreen {
                 self.status = Some(status);
             }
             RunMsg::Goodput(goodput) => self.goodput = Some(goodput),
+            RunMsg::Usage(usage) => self.usage = Some(usage),
             RunMsg::Checkpoints(checkpoints) => self.checkpoints = Some(checkpoints),
             RunMsg::Samples(samples) => self.samples.samples = Some(samples),
             RunMsg::Clip { step, prompt, size, clip } => self.samples.keep((step, prompt), size, clip),

@@ -219,6 +219,7 @@ fn meter_text(model: &Model, value: GpuValue, gpu: &GpuSample) -> String {
         GpuValue::Memory => match (gpu.mem_used_mib.value(), gpu.mem_total_mib.value()) {
             (Some(used), Some(total)) => node_table::of_memory(used, total),
             (Some(used), None) => units::short_size(used << 20),
+            _ if gpu.shares_memory() => "the node's".to_owned(),
             _ => none(),
         },
         GpuValue::Power => match (gpu.power_w.value(), gpu.power_limit_w.value()) {

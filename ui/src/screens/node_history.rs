@@ -244,7 +244,11 @@ fn lanes(model: &Model, view: &NodeView, which: Lanes) -> Vec<Lane> {
     }
     if which == Lanes::All || view.gpus().is_empty() {
         let size = |mib: u64| units::short_size(mib << 20);
-        let title = if view.gpus().is_empty() { "Memory" } else { "GPU memory" };
+        let title = match view.gpus().is_empty() {
+            true => "Memory",
+            false if view.summary.shares_memory => "Memory of the node, which its GPUs use",
+            false => "GPU memory",
+        };
         let share: fn(&Moment) -> f32 = |moment| moment.mem_share;
         let (text, most_text, most_in_unit) = match view.memory_mib() {
             Some((used, total)) => {

@@ -502,7 +502,7 @@ pub fn preview(model: &Model, row: &RunRow, run: Option<&RunScreen>, buf: &mut B
     }
 }
 
-/// Returns MFU, tokens per second and goodput as far as they are known; on a narrow screen also the time per step.
+/// Returns MFU, tokens per second, goodput and the use of GPUs as far as they are known; on a narrow screen also the time per step.
 pub fn facts_line(model: &Model, run: &RunScreen) -> Line<'static> {
     let live = run.series.live();
     let mfu = live.column(Track::of("mfu"));
@@ -514,7 +514,8 @@ pub fn facts_line(model: &Model, run: &RunScreen) -> Line<'static> {
     let step_s = model.row(&run.id).filter(|row| is_narrow && row.task == Task::Train).and_then(|row| row.step_s);
     let step = step_s.map(|s| units::value(s, Unit::Seconds));
     let mut spans = Vec::new();
-    for (name, value) in [("MFU", mfu), ("tokens", tokens), ("goodput", goodput), ("step", step)] {
+    let usage = run.usage.filter(|_| !is_narrow).map(|usage| usage.in_words());
+    for (name, value) in [("MFU", mfu), ("tokens", tokens), ("goodput", goodput), ("step", step), ("used", usage)] {
         let Some(value) = value else { continue };
         let gap = if spans.is_empty() { "" } else { "   " };
         spans.push(Span::styled(format!("{gap}{name} "), model.theme.faint));

@@ -232,6 +232,7 @@ fn any_msg() -> impl Strategy<Value = Msg> {
         1 => (0.0..1e6, 0.0..1e6).prop_map(|(wall_s, counted_s)| {
             RunMsg::Goodput(Goodput { wall_s, counted_s, stalled_s: wall_s - counted_s, ..Goodput::default() })
         }),
+        1 => (0.0..1e9, 0.0..1e12).prop_map(|(gpu_s, energy_j)| RunMsg::Usage(rundir::GpuUsage { gpu_s, energy_j })),
         1 => Just(RunMsg::NextFrame),
         1 => Just(RunMsg::Lost(failure())),
         1 => prop::collection::vec((any_text(), any_text()), 0..6).prop_map(RunMsg::Recipe),

@@ -261,6 +261,19 @@ fn nodes_without_gpus_show_cpu_and_memory() {
 }
 
 #[test]
+fn gpus_that_use_the_memory_of_their_node_show_it() {
+    let gb10 = |number: u64| {
+        let row = "0, GPU-0, NVIDIA GB10, 0000000F:01:00.0, 38.2, [N/A], [N/A], [N/A], 96, 61, 2411, [N/A], 0x0, [N/A], [N/A], 1, 1\n";
+        frame(number, &format!("{row}\n#exit 0\n"), "#apps\n\n#exit 0\n")
+    };
+    let mut ui = with(&[("spark1", (1..40).map(gb10).collect())]);
+    let screen = ui.screen();
+    assert!(screen.contains("203/2015 GiB"), "{screen}");
+    ui.press("Enter");
+    insta::assert_snapshot!("a_node_whose_gpus_use_its_memory", ui.screen());
+}
+
+#[test]
 fn a_list_of_nodes_loads_or_shows_why_it_cannot_be_read() {
     let mut ui = Ui::new();
     ui.press("3");

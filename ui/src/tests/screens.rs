@@ -212,6 +212,7 @@ fn run_with_its_goodput() {
         down: vec![Down { cause, times: 1, seconds: 250.0 }],
         ..Goodput::default()
     }));
+    ui.run_msg(RunMsg::Usage(rundir::GpuUsage { gpu_s: 64_000.0, energy_j: 4.1e7 }));
     picture("run_with_goodput", ui);
 }
 
