@@ -64,6 +64,9 @@ fn a_run_has_a_note_and_goes_to_the_trash_and_back_unless_another_one_needs_it()
     let parent = parent.trim();
     let noted = site.json(&["runs", "note", parent, "#baseline", "of the sweep", "--json"]);
     assert_eq!((&noted["note"], &noted["tags"][0]), (&"#baseline of the sweep".into(), &"baseline".into()));
+    site.succeeds(&["runs", "note", parent, ""]);
+    assert_eq!(site.json(&["runs", "note", parent, "--json"])["note"], serde_json::Value::Null);
+    site.succeeds(&["runs", "note", parent, "#baseline of the sweep"]);
     let child = site.succeeds(&["next", parent, "--set", "train.steps=100000"]);
     let child = child.trim();
     assert_eq!(site.error(&["runs", "delete", parent, "--yes"]), (1, "checkpoint-in-use".into()));

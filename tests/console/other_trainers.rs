@@ -297,7 +297,10 @@ fn the_steps_of_an_unknown_program_are_recognized_in_its_log() {
         EventKind::LogRecognized { format, metrics } => Some((format, metrics)),
         _ => None,
     });
-    let want = ("progress bars of tqdm named 'Steps'".to_owned(), vec!["loss".to_owned(), "lr".to_owned()]);
+    let want = (
+        "progress bars of tqdm named 'Steps'".to_owned(),
+        vec!["loss".to_owned(), "lr".to_owned(), "step_s".to_owned()],
+    );
     assert_eq!(found, Some(want));
     let log = fs::read_to_string(dir.rank_log(&remote::this_node().unwrap().node, 1, 0)).unwrap();
     assert!(log.starts_with("loads, output is unbuffered: 1"), "{log}");

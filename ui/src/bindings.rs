@@ -872,6 +872,7 @@ const KILL: &[Binding] = with_motion![
 
 const ACTION: &[Binding] = with_motion![
     bind(&[ENTER], Action::Accept, "execute", "Execute the plan as shown"),
+    bind(&[Key::ch('y')], Action::Yes, "", "Execute the plan as shown"),
     bind(&[ESC, Key::ch('q'), Key::ch('n')], Action::Cancel, "cancel", "Cancel; nothing is changed"),
 ];
 

@@ -17,6 +17,15 @@ pub fn sentence(goodput: &Goodput) -> String {
     }
 }
 
+/// Describes the share of several runs: `93.1 % of 2 h 10 min`. Runs whose steps are not logged do not count.
+pub fn of_runs(goodput: &Goodput) -> String {
+    let logged = Goodput { wall_s: goodput.wall_s - goodput.unlogged_s, unlogged_s: 0.0, ..goodput.clone() };
+    match share(&logged) {
+        Some(share) => format!("{share} of {}", units::duration(logged.wall_s)),
+        None => "unknown: no steps are logged yet".to_owned(),
+    }
+}
+
 /// Lists the lost time by cause, the longest first: `starting 4 min, repeated steps 30 s`. Causes of less than half a second are
 /// left out.
 pub fn losses(goodput: &Goodput) -> String {

@@ -90,7 +90,10 @@ fn list(run: &RunDir, output: &Utf8Path, command: &Command) -> Result<Vec<Checkp
 /// Checks a folder or file that is named like a checkpoint, and returns whether it has weights alone. Returns `None` if it is none, for
 /// instance because the trainer has removed its files.
 fn entry(finder: &Finder, starts: &[(u32, f64)], step: u64, dir: Utf8PathBuf) -> Option<(bool, CheckpointEntry)> {
-    let contents = Contents::read(&dir);
+    let mut contents = Contents::read(&dir);
+    if let Some(marker) = finder.marker(step) {
+        contents.allow_empty(&marker);
+    }
     if !finder.is_checkpoint(&dir, &contents) {
         return None;
     }

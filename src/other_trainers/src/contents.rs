@@ -162,6 +162,11 @@ impl Contents {
         metadata.path.parent()
     }
 
+    /// Leaves out a file that may be empty.
+    pub fn allow_empty(&mut self, path: &str) {
+        self.files.retain(|file| file.bytes > 0 || file.path != path);
+    }
+
     /// Returns the folder with the files of the checkpoint.
     pub fn folder(&self) -> &Utf8Path {
         &self.root

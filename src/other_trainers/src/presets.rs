@@ -85,15 +85,22 @@ impl Finder {
         matches!(self.kind, Kind::Presets(presets) if presets.len() > 1) && contents.is_file
     }
 
+    /// Returns the name of the file that shows that the checkpoint of a step is complete, if there is one.
+    pub fn marker(&self, step: u64) -> Option<String> {
+        match &self.complete {
+            CompleteRule::File(name) => Some(name.replace("{step}", &step.to_string())),
+            _ => None,
+        }
+    }
+
     /// Checks that the checkpoint of a step is complete.
     pub fn check(&self, path: &Utf8Path, contents: &Contents, step: u64) -> Result<(), Defect> {
         match (&self.complete, &self.kind) {
-            (CompleteRule::File(name), _) => {
-                let name = name.replace("{step}", &step.to_string());
-                // A marker may be empty.
-                match contents.folder().join(&name).exists() {
+            (CompleteRule::File(_), _) => {
+                let marker = self.marker(step).unwrap_or_default();
+                match contents.folder().join(&marker).exists() {
                     true => Ok(()),
-                    false => Err(format!("{name} is missing").into()),
+                    false => Err(format!("{marker} is missing").into()),
                 }
             }
             (CompleteRule::Unchanged(seconds), _) => contents.need_unchanged(Duration::from_secs(*seconds)),

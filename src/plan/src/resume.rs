@@ -601,6 +601,15 @@ fn steps(
             format!("train longer: `vidtui resume {id} --set train.steps={longer}`{next}"),
         ));
     }
+    let logged = request.facts.last_metric.map_or(0, |(step, _)| step);
+    if checkpoint.is_none() && logged >= total {
+        return Err(Failure::new(
+            ErrorCode::RunFinished,
+            what,
+            format!("all {total} steps are done, and it has no complete checkpoint"),
+            "launch it again; a resume would repeat all steps from step 0",
+        ));
+    }
     Ok(raised.filter(|steps| Some(*steps) != of_recipe))
 }
 

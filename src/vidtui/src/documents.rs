@@ -11,7 +11,7 @@ use recipe::Key;
 use rundir::{
     AlertState, Attempt, CheckpointEntry, EncodeStages, Failure, GpuUsage, ItemCounts, RunId, SamplingProgress,
 };
-use runstate::{EncodeStageProgress, Epochs, Goodput, RunSummary};
+use runstate::{EncodeStageProgress, Epochs, Goodput, RunState, RunSummary};
 use serde::Serialize;
 use ui::Difference;
 use ui::run_state::StateKind;
@@ -30,8 +30,8 @@ pub struct RunDocument {
     consequences: Vec<String>,
     /// The task: train, encode or sample.
     task: &'static str,
-    step: u64,
-    steps_total: u64,
+    step: Option<u64>,
+    steps_total: Option<u64>,
     /// Epochs of training, if the run counts them.
     #[serde(skip_serializing_if = "Option::is_none")]
     epochs: Option<Epochs>,
@@ -315,8 +315,8 @@ impl RunDocument {
                 stages: summary.stages,
             }),
             sampling: summary.videos(),
-            step: summary.step,
-            steps_total: summary.steps_total,
+            step: (!summary.is_stepless() || summary.state == RunState::Finished).then_some(summary.step),
+            steps_total: Some(summary.steps_total).filter(|total| *total > 0),
             epochs: summary.epochs(),
             skipped_steps: summary.skipped_steps,
             loss: summary.with_loss.as_ref().and_then(|sample| sample.loss),
@@ -536,8 +536,8 @@ mod tests {
             failure: None,
             consequences: vec!["node01".into()],
             task: "encode",
-            step: 1,
-            steps_total: 2,
+            step: Some(1),
+            steps_total: Some(2),
             epochs: Some(Epochs { done: 0.5, total: 1.0 }),
             items: Some(ItemsDocument { counts: ItemCounts::default(), per_s: None, stages: Some(stages) }),
             sampling: Some(SamplingProgress::default()),

@@ -24,8 +24,8 @@ pub fn on_action(model: &mut Model, mut dialog: ActionDialog, action: Action) ->
     let lines = dialog.lines(model).len();
     scrolls(model, &mut dialog.scroll, lines, action);
     match action {
-        Action::Accept if dialog.plan.is_possible() => return dialog.accept(model),
-        Action::Accept | Action::Cancel => {}
+        Action::Accept | Action::Yes if dialog.plan.is_possible() => return dialog.accept(model),
+        Action::Accept | Action::Yes | Action::Cancel => {}
         _ => model.modal = Some(Modal::Action(dialog)),
     }
     Vec::new()

@@ -29,6 +29,7 @@ use ratatui_core::layout::{Position, Rect};
 use ratatui_core::text::{Line, Span};
 use recipe::{Task, is_name_char};
 use rundir::{Chart, EventKind, METRICS};
+use runstate::Progress;
 use std::collections::BTreeSet;
 use units::Unit;
 
@@ -553,8 +554,8 @@ fn state_line(model: &Model, row: &RunRow, width: usize) -> Line<'static> {
         fits.then(|| [gap(), Span::raw(text)])
     });
     let tail: Vec<Span<'static>> = first.by_ref().flatten().collect();
-    let has_steps = !row.is_stepless || row.step > 0;
-    if has_steps && room >= BAR + 2 + percent.len() {
+    let has_share = !matches!(row.progress(), Progress::Unknown { .. } | Progress::Steps { total: 0, .. });
+    if has_share && room >= BAR + 2 + percent.len() {
         spans.push(gap());
         spans.extend(progress(model, row, (room - 2 - percent.len()).min(40)));
         spans.push(Span::raw(percent));

@@ -212,6 +212,14 @@ fn a_run_whose_ranks_have_ended_can_be_resumed_while_its_supervisor_exits() {
 }
 
 #[test]
+fn a_finished_run_without_a_checkpoint_is_not_repeated() {
+    let mut past = past(7, &[]);
+    past.facts.attempt.as_mut().unwrap().steps = Some(7);
+    let refused = plan(&past).unwrap_err();
+    assert!(refused.code == ErrorCode::RunFinished && refused.why.contains("all 7 steps are done"), "{refused}");
+}
+
+#[test]
 fn a_run_without_a_checkpoint_starts_at_step_0_with_a_warning() {
     let plan = plan(&past(7, &[])).unwrap();
     assert_eq!((plan.attempt.start, plan.attempt.start_step), (StartFrom::Random, 0));

@@ -20,9 +20,11 @@ pub struct GoodputReader {
 }
 
 impl GoodputReader {
-    /// Makes a reader. Returns `None` for a run that does not train, or was imported.
+    /// Makes a reader. Returns `None` for a run that does not train, was imported, or only watches a program: its log does not tell how the
+    /// program spent its time.
     pub fn new(dir: &RunDir, run: &Run) -> Option<Self> {
-        (run.task() == Task::Train && run.imported.is_none()).then(|| Self {
+        let trains_here = run.task() == Task::Train && run.imported.is_none() && run.attached.is_none();
+        trains_here.then(|| Self {
             dir: dir.clone(),
             is_stepless: [run.is_stepless(0), run.is_stepless(1)],
             events: Tail::new(dir.events()),

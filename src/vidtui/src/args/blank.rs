@@ -6,8 +6,9 @@ use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, Command};
 use rundir::{ErrorCode, Failure};
 
-/// `kill` refuses a blank pattern after it has counted the processes that the pattern selects.
-const CHECKED_LATER: &str = "pattern";
+/// The arguments that may be blank: `kill` refuses a blank pattern after it has counted the processes that the pattern selects, and a blank note
+/// removes the note.
+const MAY_BE_BLANK: [&str; 2] = ["pattern", "text"];
 
 /// Refuses the first blank value of a command line.
 ///
@@ -35,7 +36,7 @@ pub fn refuse_blank(command: &Command, matches: &ArgMatches) -> Result<(), Comma
 
 fn is_blank(arg: &Arg, matches: &ArgMatches) -> bool {
     let id = arg.get_id().as_str();
-    if id == CHECKED_LATER || !arg.get_action().takes_values() {
+    if MAY_BE_BLANK.contains(&id) || !arg.get_action().takes_values() {
         return false;
     }
     let Ok(Some(mut values)) = matches.try_get_raw(id) else { return false };

@@ -96,6 +96,7 @@ fn plan(workspace: &Workspace, args: &AttachArgs) -> Result<LaunchPlan, CommandE
         ("process".into(), process),
     ];
     plan.summary.extend(nodes.map(|nodes| ("nodes".into(), nodes.in_words())));
+    plan.summary.extend(args.pattern.iter().map(|pattern| ("pattern".into(), pattern.clone())));
     plan.summary.extend([("steps".into(), steps), ("stop".into(), "ends the watching; the program goes on".into())]);
     plan.run.attached = Some(attached);
     Ok(plan)

@@ -88,7 +88,7 @@ fn in_words(
     let mut text = format!("{}  ({})\n", curriculum.title, curriculum.path);
     if let Some(goodput) = goodput {
         // Writing to a String cannot fail.
-        let _ = writeln!(text, "goodput of all runs: {}", goodput_text::sentence(goodput));
+        let _ = writeln!(text, "goodput of all runs: {}", goodput_text::of_runs(goodput));
         let losses = goodput_text::losses(goodput);
         if !losses.is_empty() {
             let _ = writeln!(text, "  lost: {losses}");

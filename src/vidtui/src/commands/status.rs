@@ -65,7 +65,7 @@ pub fn facts(summary: &RunSummary, findings: &[Finding], goodput: Option<&Goodpu
     }
     let mut progress = match summary.progress() {
         Progress::Unknown { .. } if run.attached.is_some() => {
-            "unknown: no steps are read from the log (see vidtui attach --pattern)".into()
+            "unknown: no steps have been read from the log (vidtui check --log LOG shows why)".into()
         }
         Progress::Unknown { .. } => {
             "unknown: no steps are read from the log of the command (see command.adapter)".into()

@@ -28,6 +28,7 @@ pub fn stop(workspace: &Workspace, args: &StopArgs) -> Result<(), CommandError> 
             return output::json(&RunDocument::new(&summary));
         }
         let saved = match &summary.checkpoint {
+            _ if summary.run.attached.is_some() => "the program is no longer watched".into(),
             _ if summary.run.task() != Task::Train => summary.progress().in_words(),
             Some(checkpoint) => format!("last checkpoint: step {}", checkpoint.step),
             None => "no checkpoint".into(),
