@@ -82,8 +82,15 @@ fn a_program_in_a_slurm_job_is_watched_until_the_job_ends() {
     site.until_step(&run, 1, 8);
     until_sampled(&site, &run, &["node01", "node02"]);
     assert_eq!(run.latest_attempt().unwrap().unwrap().placement.world(), 4);
+    let second = site.does(&format!("attach {log} --slurm-job {job} --name second"));
+    site.until_step(&RunDir::new(site.runs.join(&second)), 1, 8);
+    site.does(&format!("stop {second} --wait"));
+    assert_eq!((site.state().as_str(), state().as_str()), ("stopped", "RUNNING"));
+    let watches = |id: &str| site.rig.nodes().iter().map(|node| site.count_on(node, id)).sum::<usize>();
+    site.until("no process of the stopped run is left", || watches(&second) == 0 && watches("^tail -n") == 1);
     fs::write(share.join("go"), "").unwrap();
-    site.until("the run ends with the job", || site.state() == "finished");
+    let id = run.name();
+    site.until("the run ends with the job", || site.json(&format!("status {id}"))["state"] == "finished");
     assert_eq!(samples(&run).len(), 8);
     let unknown = site.refuses(&format!("attach {log} --slurm-job 4711"));
     assert!(unknown.why.contains("no such job"), "{unknown}");

@@ -63,7 +63,7 @@ impl Source {
     }
 }
 
-/// What was seen of a bar, or of lines with a step of several.
+/// The counts of a bar, or of lines such as `Step [10/100]`, so far.
 #[derive(Debug, Default)]
 struct BarState {
     first: u64,
@@ -283,8 +283,7 @@ impl AutoReader {
             None => {
                 if let Some(pending) = &mut self.pending {
                     pending.values.merge(found.values);
-                } else if let Some(sample) = self.last.take() {
-                    let mut sample = sample;
+                } else if let Some(mut sample) = self.last.take() {
                     if let Some(loss) = found.values.loss {
                         (sample.loss, sample.has_no_loss) = (Some(loss).filter(|loss| loss.is_finite()), false);
                     }
@@ -300,7 +299,7 @@ impl AutoReader {
         self.options.patterns.iter().any(|pattern| pattern.pattern.groups().any(|group| group == name))
     }
 
-    /// Takes the count of a bar, or of a line with a step of several. Returns the step of the run, and whether the source is new; `None` if there
+    /// Takes the count of a bar, or of a line such as `Step [10/100]`. Returns the step of the run, and whether the source is new; `None` if there
     /// are too many sources.
     fn count(&mut self, source: &Source, count: u64, total: Option<u64>) -> Option<(u64, bool)> {
         let (start_step, steps_total) = (self.options.start_step, self.options.steps_total);
@@ -324,8 +323,8 @@ impl AutoReader {
             }),
             ..BarState::default()
         });
-        // What begins again shows the next epoch. Its last step may be missing, because tqdm draws at most ten times a second, and others print
-        // every so many steps. Ranks that all print are only a few steps apart.
+        // A count that begins again is that of the next epoch. The last steps of an epoch may be missing: tqdm draws at most ten times a second,
+        // and other programs print every tenth step. If all ranks print, their counts are a few steps apart.
         let begins_again = |total: &u64| {
             let is_near_end = is_near_end(state.count, *total) || state.count.saturating_add(state.stride) > *total;
             count < state.count && count <= total / 2 && is_near_end

@@ -281,22 +281,45 @@ fn of_object(line: &str) -> Option<Found> {
 
 /// Reads an object of JSON. Python writes `NaN` and `Infinity`, which JSON does not have: they are read as null.
 fn json_map(object: &str) -> Option<serde_json::Map<String, Value>> {
-    if let Ok(map) = serde_json::from_str(object) {
-        return Some(map);
+    let read = serde_json::from_str(object).ok();
+    read.or_else(|| serde_json::from_str(&without_nan(object)?).ok())
+}
+
+/// Replaces `NaN` and `Infinity` outside of strings by `null`. Returns `None` if there are none.
+fn without_nan(object: &str) -> Option<String> {
+    if !["NaN", "Infinity"].iter().any(|word| object.contains(word)) {
+        return None;
     }
     let mut json = String::with_capacity(object.len());
-    // The parts at even places are outside of strings.
-    for (at, part) in object.split('"').enumerate() {
-        if at > 0 {
-            json.push('"');
-        }
-        if at % 2 == 0 {
-            json += &part.replace("-Infinity", "null").replace("Infinity", "null").replace("NaN", "null");
-        } else {
-            json += part;
+    let mut rest = object;
+    while let Some(next) = rest.chars().next() {
+        let length = match next {
+            '"' => string_len(rest),
+            _ => next.len_utf8(),
+        };
+        match ["-Infinity", "Infinity", "NaN"].into_iter().find(|word| rest.starts_with(word)) {
+            Some(word) => {
+                json += "null";
+                rest = &rest[word.len()..];
+            }
+            None => {
+                json += &rest[..length];
+                rest = &rest[length..];
+            }
         }
     }
-    serde_json::from_str(&json).ok()
+    Some(json)
+}
+
+/// Returns the length of the string of JSON at the start of a text, with its quotes.
+fn string_len(text: &str) -> usize {
+    let mut is_escaped = false;
+    let end = text.char_indices().skip(1).find(|(_, c)| {
+        let ends = *c == '"' && !is_escaped;
+        is_escaped = *c == '\\' && !is_escaped;
+        ends
+    });
+    end.map_or(text.len(), |(at, _)| at + 1)
 }
 
 /// The depth to which the objects of a JSON line are read.

@@ -181,8 +181,8 @@ pub(crate) fn record_failure(plan: &LaunchPlan, node: &NodeId, failure: &Failure
     let _ = fs::create_dir_all(plan.dir.node_dir(node)).map(|()| plan.dir.write_exit(&exit));
 }
 
-/// Returns the mode of the folder of a new run, before the umask. A run that watches a program copies its log: the copy is readable by nobody
-/// who cannot read the log.
+/// Returns the mode of the folder of a new run, before the umask. A run that watches a program has a copy of its log, so only users who can
+/// read the log can read the folder.
 fn mode_of(plan: &LaunchPlan) -> u32 {
     let Some(log) = plan.run.attached.as_ref().and_then(|attached| attached.path.metadata().ok()) else { return 0o777 };
     let readers = log.permissions().mode() & 0o444;

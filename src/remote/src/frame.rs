@@ -42,7 +42,7 @@ impl Frame {
     pub fn script(&self, script: &str) -> String {
         let print = |word: &str| format!("printf '\\n%s-%s {word}\\n' {NAME} {}", self.number);
         let print_end = |word: &str| format!("printf '\\n%s-%s {word} %s\\n' {NAME} {} \"$1\"", self.number);
-        // A trap starts no process. The script in parentheses would.
+        // The EXIT trap runs in the shell of the script. A subshell for the script would be another process on the node.
         format!(
             "{} >&2\n{}\nend_frame() {{\nset -- $?\n{}\n{} >&2\nexit \"$1\"\n}}\ntrap end_frame EXIT\n{script}",
             print(ERROR_BEGIN),

@@ -224,7 +224,12 @@ impl Stream {
                         send(RunMsg::Samples(samples))?;
                         sample_folders = Some(found);
                     }
-                    for points in pieces(nodes.poll(&dir)) {
+                    let points = nodes.poll(&dir);
+                    // The usage is in the same files.
+                    if let Some(usage) = dir.gpu_usage().filter(|_| !points.is_empty()) {
+                        send(RunMsg::Usage(usage))?;
+                    }
+                    for points in pieces(points) {
                         send(RunMsg::NodePoints(points))?;
                     }
                 }
@@ -249,9 +254,6 @@ impl Stream {
                 // The goodput is computed from the steps, so read them first.
                 if let Some(now) = sent.as_ref().and_then(|status| goodput.poll(&dir, &status.row.state)) {
                     send(RunMsg::Goodput(now))?;
-                    if let Some(usage) = dir.gpu_usage() {
-                        send(RunMsg::Usage(usage))?;
-                    }
                 }
                 let new = events.poll(&dir);
                 let eventful = !new.is_empty();

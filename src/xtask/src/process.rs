@@ -1,7 +1,9 @@
 //! Runs programs and reports their failures.
 
 use std::ffi::{OsStr, OsString};
+use std::fs;
 use std::process::{Command, Output, Stdio};
+use std::time::Duration;
 
 use camino::Utf8Path;
 
@@ -65,6 +67,28 @@ pub fn works(program: &str, args: &[&str]) -> bool {
 pub fn not_started(command: &Command, error: &std::io::Error) -> Failure {
     let program = command.get_program().to_string_lossy();
     Failure::new(format!("cannot start {program}"), error, format!("install {program}, or put it on PATH"))
+}
+
+/// Returns the ids of the processes whose environment has a variable with a value: `NAME=VALUE`.
+pub fn with_variable(variable: &str) -> Vec<u32> {
+    let has_it = |pid: &u32| {
+        let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        environment.split(|byte| *byte == 0).any(|entry| entry == variable.as_bytes())
+    };
+    let names = fs::read_dir("/proc").into_iter().flatten().flatten().map(|entry| entry.file_name());
+    names.filter_map(|name| name.to_str()?.parse().ok()).filter(has_it).collect()
+}
+
+/// Returns whether a child process may have ended, and the CPU time of it and of its descendants that have ended. Without `/proc`, it may
+/// always have ended, and the time is zero.
+pub fn state_and_cpu(pid: u32) -> (bool, Duration) {
+    // The state is field 3. Ticks of 10 ms: utime, stime, cutime and cstime are fields 14 to 17. The program's name, field 2, may hold spaces.
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let (_, fields) = stat.rsplit_once(')').unwrap_or_default();
+    let mut fields = fields.split_whitespace();
+    let may_have_ended = fields.next().is_none_or(|state| state == "Z");
+    let ticks = fields.skip(10).take(4).filter_map(|n| n.parse::<u64>().ok()).sum::<u64>();
+    (may_have_ended, Duration::from_millis(10 * ticks))
 }
 
 fn tail(stderr: &[u8], status: &str) -> String {

@@ -1,7 +1,7 @@
 //! `vidtui attach`: watches a program that another process started, as a run.
 //!
-//! The run has one rank, `tail`, which copies the log of the program into the log of the rank and ends with the program. Everything else
-//! follows from this: metrics, charts, alerts, and a stop that ends the watching alone.
+//! The run is a command run. On the first node, `tail` copies the log of the program into the log of rank 0 and ends with the program. Other
+//! nodes wait for that end, and their supervisors record the GPUs. Metrics, charts, alerts and stops are those of every command run.
 
 mod program_nodes;
 
@@ -76,14 +76,16 @@ fn plan(workspace: &Workspace, args: &AttachArgs) -> Result<LaunchPlan, CommandE
     let subject = Subject::Recipe(Box::new(resolved), None);
     let options = LaunchOptions {
         subject: &subject,
-        ranks: nodes.is_none().then_some(1),
+        ranks: Some(1),
         nodes: &NodesArgs { push: args.nodes.push, ..NodesArgs::default() },
-        target: nodes.as_ref().map(|nodes| nodes.target.clone()),
         name: None,
         init: Init::ByStage,
         fitted: None,
     };
-    let mut plan = workspace.plan_launch(&options)?;
+    let mut plan = match &nodes {
+        Some(nodes) => workspace.plan_launch_on(nodes.target.clone(), &options)?,
+        None => workspace.plan_launch(&options)?,
+    };
     let what = match watched.kind {
         Kind::Log => "the log",
         Kind::Events(Tool::TensorBoard) => "the event files of TensorBoard in",

@@ -28,15 +28,7 @@ pub fn run(workspace: &Workspace, args: &CheckArgs) -> Result<(), CommandError> 
         return fit_memory::table(&subject.resolved().recipe, named, args.output.json);
     }
     let init = init.as_deref().into();
-    let options = LaunchOptions {
-        subject: &subject,
-        ranks: how.local,
-        nodes: &how.nodes,
-        target: None,
-        name: None,
-        init,
-        fitted,
-    };
+    let options = LaunchOptions { subject: &subject, ranks: how.local, nodes: &how.nodes, name: None, init, fitted };
     let recipe = &subject.resolved().recipe;
     let is_on_cpus = Cell::new(None);
     let checks = checks::all(workspace, &options, &|plan| is_on_cpus.set(Some(plan.is_on_cpus_here())), &|_| {});

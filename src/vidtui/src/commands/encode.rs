@@ -204,7 +204,6 @@ fn plan_launch(workspace: &Workspace, args: &DataEncodeArgs, subject: &Subject) 
         subject,
         ranks: args.how.local,
         nodes: &args.how.nodes,
-        target: None,
         name: args.name.as_deref(),
         init: crate::workspace::Init::ByStage,
         fitted: None,

@@ -35,7 +35,7 @@ pub fn kill(workspace: &Workspace, args: &KillArgs) -> Result<(), CommandError> 
         note!("{}", run_in_words(&plan).trim_end());
         let run = plan.dir.read_run()?;
         let question = match run.task() {
-            _ if run.attached.is_some() => "The run is no longer watched; the program goes on. Kill?",
+            _ if run.attached.is_some() => "This ends the watching alone; the program goes on. Kill?",
             Task::Train => "Steps since the last checkpoint are lost. Kill?",
             Task::Encode => "Clips and captions that are stored are kept. Kill?",
             Task::Sample => "Finished videos are kept. Kill?",

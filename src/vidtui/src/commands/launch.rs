@@ -29,8 +29,7 @@ fn plan(workspace: &Workspace, args: &LaunchArgs) -> Result<LaunchPlan, CommandE
     let mut subject = workspace.subject(recipe, &how.sets())?;
     let fitted = workspace.fit(subject.resolved_mut(), (*fit).into(), &how.nodes)?;
     let (name, init) = (args.name.as_deref(), init.as_deref().into());
-    let options =
-        LaunchOptions { subject: &subject, ranks: how.local, nodes: &how.nodes, target: None, name, init, fitted };
+    let options = LaunchOptions { subject: &subject, ranks: how.local, nodes: &how.nodes, name, init, fitted };
     workspace.plan_launch(&options)
 }
 

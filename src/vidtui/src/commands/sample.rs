@@ -175,7 +175,6 @@ fn plan(
         subject: &subject,
         ranks: args.local,
         nodes: &args.nodes,
-        target: None,
         name: args.name.as_deref(),
         init: Init::Given(init),
         fitted: None,

@@ -64,15 +64,8 @@ impl Stream {
         }
         let DraftLaunch { subject, ranks, nodes, fitted } = &launch;
         let init = draft.init.as_deref().into();
-        let options = LaunchOptions {
-            subject,
-            ranks: *ranks,
-            nodes,
-            target: None,
-            name: draft.name.as_deref(),
-            init,
-            fitted: fitted.clone(),
-        };
+        let options =
+            LaunchOptions { subject, ranks: *ranks, nodes, name: draft.name.as_deref(), init, fitted: fitted.clone() };
         let planned = Mutex::new(Vec::new());
         let on_plan = |plan: &plan::LaunchPlan| {
             let nodes = plan.nodes.iter().map(|launch| launch.node.clone()).collect();

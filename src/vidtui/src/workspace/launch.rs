@@ -7,20 +7,23 @@ use crate::command_error::CommandError;
 use crate::dataset::{steps_of_epochs, with_frame_rate};
 use ::dataset::store::{Holder, check_no_encode};
 use camino::Utf8Path;
-use plan::{LaunchPlan, LaunchRequest, NextRequest, ResumeKind, ResumeOptions, ResumeRequest};
+use plan::{LaunchPlan, LaunchRequest, NextRequest, ResumeKind, ResumeOptions, ResumeRequest, Target};
 use recipe::{Recipe, Task};
 use rundir::{AttemptWhy, Checkpoint, ErrorCode, Failure, LaunchedFrom, Login, RunDir, RunId, StartFrom};
 
 impl Workspace {
     /// Plans a launch. Starts nothing.
     pub fn plan_launch(&self, options: &LaunchOptions<'_>) -> Result<LaunchPlan, CommandError> {
+        let recipe = &options.subject.resolved().recipe;
+        let target = self.target(options.ranks, options.nodes, recipe.mesh.world(), recipe.run.spares)?;
+        self.plan_launch_on(target, options)
+    }
+
+    /// Plans a launch on the nodes of a target. Starts nothing.
+    pub fn plan_launch_on(&self, target: Target, options: &LaunchOptions<'_>) -> Result<LaunchPlan, CommandError> {
         let recipe = &with_frame_rate(&options.subject.resolved().recipe);
         let stage = options.subject.stage();
         let init = self.weights_of(options)?;
-        let target = match &options.target {
-            Some(target) => target.clone(),
-            None => self.target(options.ranks, options.nodes, recipe.mesh.world(), recipe.run.spares)?,
-        };
         let mut context =
             self.context(target, Some(recipe), options.nodes, options.fitted.iter().cloned().collect())?;
         context.options.steps = steps_of_epochs(recipe)?;

@@ -2,7 +2,6 @@
 
 use super::Subject;
 use crate::args::NodesArgs;
-use plan::Target;
 use rundir::RunId;
 
 /// The options of a launch.
@@ -13,8 +12,6 @@ pub struct LaunchOptions<'a> {
     pub ranks: Option<usize>,
     /// The node flags of the command. If there are none, the node flags before the command apply, or else this machine.
     pub nodes: &'a NodesArgs,
-    /// The nodes, if another source than these options decides them.
-    pub target: Option<Target>,
     /// The name of the run. By default, the name in the recipe.
     pub name: Option<&'a str>,
     /// The source of the weights.

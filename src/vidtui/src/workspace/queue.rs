@@ -130,7 +130,6 @@ impl Workspace {
             subject: &subject,
             ranks: how.local,
             nodes,
-            target: None,
             name: args.name.as_deref(),
             init: init.as_deref().into(),
             fitted,
@@ -169,8 +168,7 @@ impl Workspace {
         let StageArgs { how, init, .. } = &args.stage;
         let init = previous.as_ref().map_or(init.as_deref().into(), Init::Run);
         let name = args.name.as_deref();
-        let options =
-            LaunchOptions { subject: &subject, ranks: how.local, nodes: &how.nodes, target: None, name, init, fitted };
+        let options = LaunchOptions { subject: &subject, ranks: how.local, nodes: &how.nodes, name, init, fitted };
         let plan = self.plan_launch(&options).map_err(CommandError::into_failure)?;
         Ok(Turn::Start(Box::new(plan)))
     }

@@ -339,7 +339,8 @@ fn number(figures: &Value, key: &str) -> f64 {
     figures[key].as_f64().unwrap_or(f64::NAN)
 }
 
-fn row(what: &str, unit: &'static str, rounds: Vec<f64>, at_most: f64, note: &str) -> Row {
+/// Returns a row.
+pub fn row(what: &str, unit: &'static str, rounds: Vec<f64>, at_most: f64, note: &str) -> Row {
     Row { what: what.into(), unit, rounds, at_most, note: note.into() }
 }
 

@@ -1,6 +1,6 @@
 //! Measures what it costs to watch a program by its log: reading a log of a million lines, and following one, beside `tail -f | grep`.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{File, OpenOptions};
 use std::io::{BufWriter, Read, Seek, SeekFrom, Write};
 use std::process::{Child, Stdio};
 use std::thread;
@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 
 use camino::Utf8Path;
 
-use super::console::in_folder;
+use super::console::{in_folder, row};
 use super::table::Row;
 use crate::failure::{Failure, Result};
-use crate::process::{command, output};
+use crate::process::{command, output, state_and_cpu, with_variable};
 use crate::workspace::release_dir;
 
 const LINES: u64 = 1_000_000;
@@ -32,10 +32,6 @@ pub fn rows() -> Result<Vec<Row>> {
         theirs.push(in_folder("log", grepped)?);
     }
     let note = format!("tail -f | grep: {:.2} % of a core", super::table::median(&theirs));
-    let row = |what: &str, unit, rounds, at_most, note: &str| {
-        let (what, note) = (what.to_owned(), note.to_owned());
-        Row { what, unit, rounds, at_most, note }
-    };
     Ok(vec![
         row("from attach to the last of 1,000,000 logged steps", "s", read, 1.0, ""),
         row("the same, a bar that is drawn 1,000,000 times", "s", redrawn, 1.0, "each step is drawn ten times"),
@@ -87,7 +83,7 @@ fn followed(folder: &Utf8Path) -> Result<f64> {
     let run = attach(folder, &log)?;
     // The start of the run is not measured.
     thread::sleep(Duration::from_secs(2));
-    let processes = processes_of(&run);
+    let processes = with_variable(&format!("VIDTUI_RUN={run}"));
     let before = cpu_s(&processes);
     grow(&log, 101..=100 + LINES_PER_S * FOLLOWED.as_secs(), FOLLOWED)?;
     let used_s = cpu_s(&processes) - before;
@@ -143,27 +139,9 @@ fn stop(folder: &Utf8Path, run: &str) -> Result<()> {
     output(&mut command(program.as_str(), ["--runs", runs.as_str(), "kill", run, "--yes"]), "run it by hand").map(drop)
 }
 
-/// Returns the processes whose command line or environment names a run.
-fn processes_of(run: &str) -> Vec<u32> {
-    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-    let names = |pid: u32, file: &str| {
-        fs::read(format!("/proc/{pid}/{file}")).is_ok_and(|text| String::from_utf8_lossy(&text).contains(run))
-    };
-    pids.filter(|pid| names(*pid, "cmdline") || names(*pid, "environ")).collect()
-}
-
-/// Returns the seconds of CPU that processes have used.
+/// Returns the seconds of CPU that processes and their ended children have used.
 fn cpu_s(processes: &[u32]) -> f64 {
-    /// Clock ticks per second, the same on all Linux systems.
-    const TICKS: f64 = 100.0;
-    let used = |pid: &u32| {
-        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
-        let ticks = |at: usize| fields.get(at).and_then(|text| text.parse::<f64>().ok()).unwrap_or(0.0);
-        (ticks(11) + ticks(12)) / TICKS
-    };
-    processes.iter().map(used).sum()
+    processes.iter().map(|pid| state_and_cpu(*pid).1.as_secs_f64()).sum()
 }
 
 /// Returns the last bytes of a file; nothing if it does not exist yet.

@@ -11,7 +11,7 @@ use camino::Utf8Path;
 use super::idle::IdleCpu;
 use super::jobs::Job;
 use crate::failure::{Failure, Result};
-use crate::process::command;
+use crate::process::{command, state_and_cpu, with_variable};
 
 /// A job that takes longer is killed with its processes.
 const LIMIT: Duration = Duration::from_secs(600);
@@ -136,39 +136,15 @@ fn kill_marked(mark: &str) {
     let began = Instant::now();
     // A process may have started another one after the list was read.
     while began.elapsed() < KILL {
-        let pids = marked(mark);
+        let pids = with_variable(&format!("{MARK}={mark}"));
         if pids.is_empty() {
             return;
         }
         let mut kill = command("sh", ["-c", "kill -KILL \"$@\"", "sh"]);
         // A process that has ended in the meantime is no error.
-        let _ = kill.args(pids).stdin(Stdio::null()).stderr(Stdio::null()).status();
+        let _ = kill.args(pids.iter().map(u32::to_string)).stdin(Stdio::null()).stderr(Stdio::null()).status();
         thread::sleep(POLL);
     }
-}
-
-/// Returns the ids of the processes whose environment has the mark of a job.
-fn marked(mark: &str) -> Vec<String> {
-    let variable = format!("{MARK}={mark}");
-    let has_it = |pid: &String| {
-        let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-        environment.split(|byte| *byte == 0).any(|entry| entry == variable.as_bytes())
-    };
-    let names = fs::read_dir("/proc").into_iter().flatten().flatten().map(|entry| entry.file_name());
-    let pids = names.filter_map(|name| name.into_string().ok()).filter(|name| name.bytes().all(|b| b.is_ascii_digit()));
-    pids.filter(has_it).collect()
-}
-
-/// Returns whether a child process may have ended, and the CPU time of it and of its descendants that have ended. Without `/proc`, it may
-/// always have ended, and the time is zero.
-fn state_and_cpu(pid: u32) -> (bool, Duration) {
-    // The state is field 3. Ticks of 10 ms: utime, stime, cutime and cstime are fields 14 to 17. The program's name, field 2, may hold spaces.
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    let (_, fields) = stat.rsplit_once(')').unwrap_or_default();
-    let mut fields = fields.split_whitespace();
-    let may_have_ended = fields.next().is_none_or(|state| state == "Z");
-    let ticks = fields.skip(10).take(4).filter_map(|n| n.parse::<u64>().ok()).sum::<u64>();
-    (may_have_ended, Duration::from_millis(10 * ticks))
 }
 
 #[cfg(test)]
@@ -212,7 +188,7 @@ mod tests {
         // One process has a session of its own, and the parent of another one has ended.
         let mut hangs = job("hangs", "setsid sleep 300 & (sleep 300 &); sleep 300");
         assert!(wait(&mut hangs, &log, Duration::from_secs(2)).is_err());
-        assert_eq!(marked(&mark("hangs")), [""; 0]);
+        assert_eq!(with_variable(&format!("{MARK}={}", mark("hangs"))), [0; 0]);
     }
 
     #[test]
